@@ -18,7 +18,7 @@ def main(trials: int, env_steps: int) -> None:
         trials=trials,
         timesteps=env_steps,
         evaluations=2,
-        confirm_seeds=0,  # by default, the best trials race against the preset, which takes longer than these trials
+        confirm_seeds=0,  # by default, the best trials race against the preset, which takes as long as the trials
     )
     for trial in study.completed():
         rates = ", ".join(f"{name} {value:.2g}" for name, value in trial.params.items())

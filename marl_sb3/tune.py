@@ -54,13 +54,12 @@ class TuneOptions:
     trial: TrialOptions
     sampling: Annotated[SamplingOptions, cli.Section("how it is searched")]
     confirm_seeds: Annotated[
-        int,
+        int | None,
         "--confirm-seeds K",
-        "train the best trials and the preset again with up to K fresh seeds each, for whole trainings; default: 10",
-    ] = 10
-    confirm_best: Annotated[
-        int, "--confirm-best B", "number of trials that --confirm-seeds trains again; default: 3"
-    ] = 3
+        "train the best trials and the preset again with up to K fresh seeds each, as long as trials; default: up to "
+        "10, as many as cost no more than the trials",
+    ]
+    confirm_best: Annotated[int | None, "--confirm-best B", "number of trials that are trained again; default: up to 3"]
     no_confirm: Annotated[
         bool, "--no-confirm", "train none again: best.yml has the best trial, which may be a lucky one; default: off"
     ]
@@ -118,7 +117,7 @@ def main(options: TuneOptions) -> int:
             done = f", {study.n_done()} of {study.search.n_trainings} trials done" if study.continued else ""
             start = f"{'continuing' if study.continued else 'new'} study {study.search.name}{done}"
             console.print(f"{start}: {short_path(study.folder)}", soft_wrap=True)
-            console.print(cost_words(study, best, seeds), soft_wrap=True)
+            console.print(cost_words(study, best, seeds), soft_wrap=not console.is_terminal)
         try:
             run(console=None if options.quiet else console)
         except BaseException as error:

@@ -89,7 +89,7 @@ class ProgressClock:
         (first_s, first), (last_s, last) = self._samples[0], self._latest
         return (last - first) / (last_s - first_s) if last_s > first_s and last > first else None
 
-    def left_s(self, done: int, total: int) -> float | None:
+    def left_s(self, done: int, total: float) -> float | None:
         """Return the seconds from `done` to `total` steps at the present rate; None before the first iteration ends."""
         rate = self.rate()
         return None if rate is None else max(0, total - done) / rate

@@ -13,7 +13,7 @@ from marl_sb3.core.envs import EnvFactory
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.display import in_notebook, standard_console
 from marl_sb3.extensions.remote import RaySettings
-from marl_sb3.tools.tuning.finals import CONFIRM_BEST, CONFIRM_SEEDS, plan_race
+from marl_sb3.tools.tuning.finals import plan_race, race_size
 from marl_sb3.tools.tuning.options import SearchOptions, takes_search_options
 from marl_sb3.tools.tuning.prepare import prepare_study, require_trainable_preset
 from marl_sb3.tools.tuning.report import write_files
@@ -30,8 +30,8 @@ def tune(
     env: str | EnvFactory | None = None,
     *,
     workers: int = 1,
-    confirm_seeds: int = CONFIRM_SEEDS,
-    confirm_best: int = CONFIRM_BEST,
+    confirm_seeds: int | None = None,
+    confirm_best: int | None = None,
     watch: Watcher | None = None,
     progress_bar: bool | None = None,
     ray: RaySettings | None = None,
@@ -46,9 +46,9 @@ def tune(
         env: an env id, or a factory of a `ParallelEnv`; None: the arena, or the study's env.
         workers: the number of processes that run trials.
         confirm_seeds: train the best trials and the preset again with up to this many fresh seeds each, as long as
-            `best.yml` would train them, and use a trial's settings only if they are better; see
-            `marl_sb3.tools.tuning.finals`. 0: use the best trial's as they are.
-        confirm_best: the number of trials to train again.
+            trials, and use a trial's settings only if they are better; see `marl_sb3.tools.tuning.finals`. None: up to
+            10, as many as cost no more than the trials. 0: use the best trial's as they are.
+        confirm_best: the number of trials to train again; None: up to 3.
         watch: called twice a second with the study.
         progress_bar: show the progress: a live view on terminals and in notebooks, a line for each trial elsewhere.
             None: in notebooks only.
@@ -77,8 +77,8 @@ def tune(
 def prepared(
     arguments: Mapping[str, Any],
     workers: int,
-    confirm_seeds: int,
-    confirm_best: int,
+    confirm_seeds: int | None,
+    confirm_best: int | None,
     ray: RaySettings | None,
 ) -> Iterator[tuple[TuneStudy, Callable[..., None]]]:
     """Check all arguments of `tune`, connect to Ray, and prepare the study.
@@ -91,8 +91,9 @@ def prepared(
         the `console` that shows the progress, if any, and `keep`, whether the last picture is left there.
     """
     require_integer("workers", workers, 1)
-    require_integer("confirm_seeds", confirm_seeds, 0)
-    require_integer("confirm_best", confirm_best, 1)
+    for name, given, least in (("confirm_seeds", confirm_seeds, 0), ("confirm_best", confirm_best, 1)):
+        if given is not None:
+            require_integer(name, given, least)
     if confirm_seeds == 1:
         raise ConfigError("--confirm-seeds is 1; accepted: 0, or at least 2, for an interval", key="confirm_seeds")
     if ray is not None and arguments.get("sampler") == "pbt":
@@ -106,13 +107,15 @@ def prepared(
         study = prepare_study(**arguments)
         if trainer is not None and study.search.is_population:
             raise _no_population_on_ray()
-        races = confirm_seeds > 0 and len(study.search.objectives()) == 1
+        best, seeds = race_size(study, confirm_best, confirm_seeds)
+        races = seeds > 0 and len(study.search.objectives()) == 1
         if races:
             require_trainable_preset(study)
 
         def run(watch: Watcher | None = None, console: Console | None = None, *, keep: bool = False) -> None:
-            plan_race(study, confirm_best, confirm_seeds)
-            with SearchView(console, study, keep=keep) as view:
+            plan_race(study, best, seeds)
+            trainings = (min(best, study.search.trials) + 1) * seeds if races else 0
+            with SearchView(console, study, keep=keep, race=trainings) as view:
 
                 def look(study: TuneStudy) -> None:
                     view.update(study)
@@ -121,7 +124,7 @@ def prepared(
 
                 run_trials(study, workers, look, trainer)
             if races:
-                with SearchView(console, keep=keep) as view:
+                with SearchView(console, keep=keep, race=trainings) as view:
                     run_finals(study, workers, view.update_finals, trainer)
 
         yield study, run

@@ -1,10 +1,11 @@
 """Finalists: the best trials and the preset, trained with fresh seeds, and which of their settings should be used.
 
-The best value of many trials is partly luck. Therefore the best few are trained again as long as `best.yml` would train
-them, with seeds that no trial had, beside the preset. They race: after 40 % and 70 % of the seeds those are left out
-that are worse than the preset on average, or than the best with a probability of 90 %. In the end a trial is better
-than the preset if the interval of the difference lies above 0, which by chance happens in 5 % of searches at most.
-Leaving trials out early can only keep the preset, so that the number of looks needs no correction.
+The best value of many trials is partly luck. Therefore the best few are trained again, with seeds that no trial had,
+beside the preset, for no more env steps in all than the trials had, unless the user wants more. They race: after 40 %
+and 70 % of the seeds those are left out that are worse than the preset on average, or than the best with a probability
+of 90 %. In the end a trial is better than the preset if the interval of the difference lies above 0, which by chance
+happens in 5 % of searches at most. Leaving trials out early can only keep the preset, so that the number of looks needs
+no correction.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from optuna.trial import FrozenTrial, TrialState
 from marl_sb3.core.config import counted
 from marl_sb3.core.metrics import difference_interval, sample_stats
 from marl_sb3.extensions.display import number
+from marl_sb3.tools.tuning.search import Search
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trial import CANDIDATE, PRESET, SEED_INDEX, value_of
 
-CONFIRM_BEST, CONFIRM_SEEDS = 3, 10  # trials that race by default, and fresh seeds of each
+CONFIRM_BEST, CONFIRM_SEEDS = 3, 10  # trials that race at most by default, and fresh seeds of each
+_LEAST_SEEDS = (4, 2)  # of fewer, fewer trials race; with fewer, there is no interval
 _PLAN = "plan"  # attribute of the finalists' study: how many trials are trained again, with how many seeds
 _LOOKS = (0.4, 0.7, 1.0)  # shares of the seeds after which hopeless candidates are left out
 _LEVEL = 0.9  # of the intervals that decide: 5 % on each side
@@ -139,6 +142,35 @@ class Race:
         return max(better, key=lambda candidate: self.sign * math.fsum(candidate.values.values()), default=preset)
 
 
+def race_size(study: TuneStudy, best: int | None, seeds: int | None) -> tuple[int, int]:
+    """How many trials race, with up to how many seeds each: as the user says, or so many that it costs no more.
+
+    A study that goes on keeps the race that it had, if that is larger.
+
+    Args:
+        best: the number of trials that the user wants; None: any.
+        seeds: the number of seeds that the user wants; None: any.
+
+    Returns:
+        Without seeds, the trials are too few for a race.
+    """
+    search = study.search
+    if seeds is not None or len(search.objectives()) > 1:
+        return best or CONFIRM_BEST, seeds or 0
+    trial, final = (config.n_timesteps for config in (search.trial_config({}, 0), search.final_config({}, 0)))
+    most = search.trials * trial // final  # trainings of finalists
+    several = (best,) if best else range(CONFIRM_BEST, 0, -1)
+    sizes = [(each, min(CONFIRM_SEEDS, most // (each + 1))) for each in several]
+    fitting = (size for least in _LEAST_SEEDS for size in sizes if size[1] >= least)
+    had = () if best else [tuple(study.finals.optuna.user_attrs.get(_PLAN, (1, 0)))]
+    return max(*had, next(fitting, (sizes[-1][0], 0)), (1, 0), key=lambda size: (size[0] + 1) * size[1])
+
+
+def race_cost(search: Search, best: int, seeds: int) -> int:
+    """Env steps of a race at most."""
+    return (best + 1) * seeds * search.final_config({}, 0).n_timesteps if seeds else 0
+
+
 def plan_race(study: TuneStudy, best: int, seeds: int) -> None:
     """Store how the race is run; with 0 seeds there is none, and the best trial is used as it is."""
     study.finals.optuna.set_user_attr(_PLAN, [best, seeds])
@@ -158,22 +190,26 @@ def race_of(study: TuneStudy) -> Race | None:
     return Race(racing, seeds, study.search.objectives()[0].sign, comparisons)
 
 
-def cost_words(study: TuneStudy, best: int, seeds: int) -> str:
-    """Say what a search may cost, before it starts."""
-    search = study.search
-    steps, whole = (config.n_timesteps for config in (search.trial_config({}, 0), search.whole_config({})))
+def cost_words(study: TuneStudy, best: int | None, seeds: int | None) -> str:
+    """Say what a search may cost, before it starts; the arguments are those of `race_size`."""
+    search, is_given = study.search, seeds is not None
+    steps = search.trial_config({}, 0).n_timesteps
     words = f"{counted(search.trials, 'trial')} of up to {steps:,} env steps"
     if search.is_population:
         changing = ", ".join(parameter.name for parameter in search.space.parameters)
         length = f"{steps:,} env steps in {search.generations} generations"
         words = f"{search.trials} members of {length}, with changing {changing}"
+    best, seeds = race_size(study, best, seeds)
     if not seeds or len(search.objectives()) > 1:
-        return f"{words}: {search.trials * steps:,} env steps at most"
-    best = min(best, search.trials)
-    trials, finals = search.trials * steps, (best + 1) * seeds * whole
-    words += f", then the best {best} and the preset with up to {seeds} fresh seeds each, {whole:,} env steps"
-    hint = "; fewer with --confirm-seeds or --confirm-best" if finals > trials else ""
-    return f"{words}: {trials + finals:,} env steps at most{hint}"
+        few = "; too few for a race against the preset that costs no more, but for --confirm-seeds K"
+        none = "" if is_given or len(search.objectives()) > 1 else few
+        return f"{words}: {search.trials * steps:,} env steps at most{none}"
+    finals = race_cost(search, min(best, search.trials), seeds)
+    each = f"{search.final_config({}, 0).n_timesteps:,} env steps"
+    trained = "the best and the preset" if best == 1 else f"the best {min(best, search.trials)} and the preset"
+    words += f", then {trained} with up to {seeds} fresh seeds each, {each}"
+    hint = "; fewer with --confirm-seeds or --confirm-best" if finals > search.trials * steps else ""
+    return f"{words}: {search.trials * steps + finals:,} env steps at most{hint}"
 
 
 # --- The decision -----------------------------------------------------------------------------------------------------
@@ -229,7 +265,7 @@ def outcome_words(study: TuneStudy) -> str:
 def _sentence(study: TuneStudy, race: Race, won: Candidate) -> str:
     """Say which settings are better, with both means, the interval, the budget and the number of seeds."""
     preset, *trials = race.candidates
-    steps = f"{study.search.whole_config({}).n_timesteps:,} env steps"
+    steps = f"{study.search.final_config({}, 0).n_timesteps:,} env steps"
     if len(preset.values) < 2:
         return f"The preset failed in {len(preset.failed)} of its trainings of {steps}; {won.name} is used."
     sound = [candidate for candidate in trials if not candidate.failed and candidate.values]

@@ -155,7 +155,7 @@ def html_report(study: TuneStudy) -> Path:
     race, text = (
         race_of(study),
         (
-            "The best trials and the preset, trained with fresh seeds as long as best.yml trains. The intervals of the "
+            "The best trials and the preset, trained with fresh seeds. The intervals of the "
             "differences hold together; a trial is better if its interval lies above 0."
         ),
     )

@@ -93,6 +93,11 @@ class Search:
         return self.sampler == "pbt"
 
     @property
+    def sets_whole_length(self) -> bool:
+        """Whether the user says how long a whole training is."""
+        return "n_timesteps" in self.settings
+
+    @property
     def generations(self) -> int:
         """How many trials a member has, one after the other."""
         return self.evaluations if self.is_population else 1
@@ -143,9 +148,9 @@ class Search:
     def whole_config(self, settings: Mapping[str, Any]) -> TrainConfig:
         """The configuration of a whole training with these settings, as in `best.yml`.
 
-        Its env steps are those of the preset or of `--set`; where neither says them, those of a trial. Those of a
-        population are always those of its members, because their settings change at certain steps. It has no stop
-        conditions, which end trials.
+        Its env steps are those of the preset or of `--set`; where neither says them, or a trial is longer than that of
+        the preset, those of a trial. Those of a population are always those of its members, because their settings
+        change at certain steps. It has no stop conditions, which end trials.
 
         Args:
             settings: by key, and `extensions` of a member that has changed its.
@@ -153,14 +158,19 @@ class Search:
         settings = dict(settings)
         phases = {"extensions": settings.pop("extensions", None)} if self.is_population else {}
         config = self.config(settings)
-        if self.timesteps is not None and (self.is_population or "n_timesteps" not in config.sources):
+        if self.timesteps is not None and (
+            self.is_population
+            or "n_timesteps" not in config.sources
+            or (self.timesteps > config.n_timesteps and not self.sets_whole_length)
+        ):
             config = self.config(settings, n_timesteps=self.timesteps)
         return config.changed({"seed": None, "stop": {}, **phases})
 
     def final_config(self, settings: Mapping[str, Any], seed_index: int) -> TrainConfig:
-        """The configuration of a whole training with a fresh seed.
+        """The configuration of a finalist's training with a fresh seed.
 
-        The episodes of its evaluations are new, too: the finalists were chosen by those of the trials.
+        It is as long as a trial; where `--set n_timesteps` says how long a whole training is, as long as that. The
+        episodes of its evaluations are new, too: the finalists were chosen by those of the trials.
 
         Raises:
             ConfigError: a setting is wrong, or the training is too short for the evaluations.
@@ -168,6 +178,8 @@ class Search:
         config = self.whole_config(settings)
         if not self.is_population:
             config = config.changed({"extensions": None})
+            if self.timesteps is not None and not self.sets_whole_length:
+                config = config.changed({"n_timesteps": self.timesteps}, "--timesteps")
         self._require_long_enough(config, "a finalist's training")
         return self._evaluated(config, *self.fresh_seeds(seed_index))
 

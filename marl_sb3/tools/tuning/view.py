@@ -47,14 +47,21 @@ class SearchView:
         console: where to draw; None: nowhere.
         study: whose trials are shown; None: finalists are.
         keep: leave the last picture on the screen.
+        race: how many trainings of finalists there are at most, after the trials that are shown or in all.
     """
 
-    def __init__(self, console: Console | None, study: TuneStudy | None = None, *, keep: bool = False) -> None:
+    def __init__(
+        self, console: Console | None, study: TuneStudy | None = None, *, keep: bool = False, race: int = 0
+    ) -> None:
         self._console = console
         self._search = None if study is None else study.search
         # Read from the storage before it is drawn in another thread.
         self._trials: Sequence[FrozenTrial] = () if study is None else study.trials
         self._done, self._total = (0, 0) if study is None else (study.n_done(), study.search.n_trainings)
+        self._most: float = race  # what is done in the end, in the unit of what is counted
+        if study is not None and race:
+            longer = study.search.final_config({}, 0).n_timesteps / study.search.trial_config({}, 0).n_timesteps
+            self._most = self._total + race * longer * study.search.generations
         self._clock = ProgressClock()
         self._clock.begin(self._done)
         make = Screen if console is None else partial(screen_for, console)
@@ -105,8 +112,9 @@ class SearchView:
 
     def draw(self, size: ScreenSize) -> RenderableType:
         """Draw the present state: what is done, times, the bar, the best trial, and the running trials that fit."""
-        left_s = self._clock.left_s(self._done, self._total)
-        times = [f"{duration(self._clock.elapsed_s())} elapsed", f"{duration(left_s)} left"]
+        left_s = self._clock.left_s(self._done, max(self._total, self._most))
+        race = "" if self._most <= self._total else " at most" if self._search is None else " with the race"
+        times = [f"{duration(self._clock.elapsed_s())} elapsed", f"{duration(left_s)} left{race}"]
         lines = packed([*self._parts(), *times], size.width)
         bar = Table.grid(expand=True)  # a bare ProgressBar would not end its line
         bar.add_row(ProgressBar(total=self._total or 1, completed=self._done))

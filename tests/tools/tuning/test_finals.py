@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -15,12 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 from optuna.trial import TrialState
+from rich.console import Console
 from searches import pretend, work_on
 from waiting import writing_to
 
 import marl_sb3
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.display import ScreenSize
 from marl_sb3.runs import TrainConfig, load_config
 from marl_sb3.tools.tuning import TuneStudy, cost_words, write_files
 from marl_sb3.tools.tuning.api import prepare_study
@@ -31,10 +34,12 @@ from marl_sb3.tools.tuning.finals import (
     decide,
     outcome_words,
     plan_race,
+    race_size,
     rows,
     shrunk_value,
 )
 from marl_sb3.tools.tuning.trials import enqueue_missing, run_final, run_finals
+from marl_sb3.tools.tuning.view import SearchView
 from marl_sb3.tools.tuning.workers import TrainedRun, work
 
 SMALL: dict[str, Any] = {
@@ -170,18 +175,60 @@ def test_a_race_of_equals_is_seldom_won(spread: tuple[float, float]) -> None:
 # --- In a study -------------------------------------------------------------------------------------------------------
 
 
-def test_finalists_are_trained_as_long_as_best_yml_trains(in_tmp: Path) -> None:
+def test_finalists_are_trained_as_long_as_trials_unless_the_user_says_more(in_tmp: Path) -> None:
     def budgets(env: Any, **options: Any) -> tuple[int, int, int]:
-        search = prepare_study(env, **{**SMALL, **options}, study=f"s{len(options)}").search
+        search = prepare_study(env, **{**SMALL, **options}, study=f"s{len(str(options))}").search
         return (
             search.trial_config({}, 0).n_timesteps,
             search.whole_config({}).n_timesteps,
             search.final_config({}, 0).n_timesteps,
         )
 
-    assert budgets("arena") == (80, 200_000, 200_000)  # the preset's
-    assert budgets("arena", hparams={"arena": {"n_timesteps": 160}}) == (80, 160, 160)
+    assert budgets("arena") == (80, 200_000, 80)  # best.yml trains as long as the preset
+    assert budgets("arena", timesteps=None) == (200_000, 200_000, 200_000)
+    assert budgets("arena", timesteps=300_000) == (300_000, 300_000, 300_000)
+    assert budgets("arena", hparams={"arena": {"n_timesteps": 160}}) == (80, 160, 80)
+    assert budgets("arena", settings={**SMALL["settings"], "n_timesteps": 160}) == (80, 160, 160)
     assert budgets(LOCAL_ENV) == (80, 80, 80)  # it has no preset
+
+
+@pytest.mark.parametrize(
+    ("trials", "best", "seeds", "size"),
+    [
+        (50, None, None, (3, 10)),  # 40 trainings
+        (30, None, None, (3, 7)),
+        (15, None, None, (2, 5)),
+        (8, None, None, (1, 4)),
+        (4, None, None, (1, 2)),
+        (3, None, None, (1, 0)),  # two trainings each of two candidates are four
+        (8, 3, None, (3, 2)),
+        (8, None, 10, (3, 10)),  # asked for
+        (8, 1, 20, (1, 20)),
+        (50, None, 0, (3, 0)),
+    ],
+)
+def test_a_race_costs_no_more_than_the_search_unless_it_is_asked_for(
+    in_tmp: Path, trials: int, best: int | None, seeds: int | None, size: tuple[int, int]
+) -> None:
+    study = prepare_study(LOCAL_ENV, **{**SMALL, "trials": trials})
+    assert race_size(study, best, seeds) == size
+    plan_race(study, 2, 11)
+    assert race_size(study, None, None) == ((2, 11) if trials < 50 else (3, 10))  # 33 or 40 trainings
+
+
+def test_longer_finals_are_fewer(in_tmp: Path) -> None:
+    study = prepare_study(LOCAL_ENV, **{**SMALL, "trials": 50, "settings": {**SMALL["settings"], "n_timesteps": 400}})
+    assert race_size(study, None, None) == (1, 5)  # ten of five times the length
+    assert cost_words(study, None, None).endswith("5 fresh seeds each, 400 env steps: 8,000 env steps at most")
+
+
+def test_the_time_left_counts_the_race(in_tmp: Path) -> None:
+    study = prepare_study(LOCAL_ENV, **{**SMALL, "trials": 8, "settings": {**SMALL["settings"], "n_timesteps": 160}})
+    view = SearchView(None, study, race=4)
+    assert view._most == 16  # four trainings of twice the length
+    drawn = Console(width=80, file=io.StringIO())
+    drawn.print(view.draw(ScreenSize(80, 20)))
+    assert "- left with the race" in drawn.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_preset_and_the_best_are_trained_with_the_same_fresh_seeds(study: TuneStudy) -> None:
@@ -380,6 +427,11 @@ def test_what_a_search_may_cost(in_tmp: Path) -> None:
         "7,200 env steps at most"
     )
     assert cost_words(study, 3, 0) == "50 trials of up to 80 env steps: 4,000 env steps at most"
+    few = prepare_study(LOCAL_ENV, **{**SMALL, "trials": 2}, study="few")
+    assert cost_words(few, None, None) == (
+        "2 trials of up to 80 env steps: 160 env steps at most; too few for a race against the preset that costs no "
+        "more, but for --confirm-seeds K"
+    )
 
 
 def test_the_function_of_the_library_races_too(in_tmp: Path) -> None:
@@ -397,7 +449,7 @@ def test_nothing_races_before_a_trial_was_trained(in_tmp: Path) -> None:
 
 
 def test_a_preset_that_cannot_be_trained_is_refused_before_the_search(in_tmp: Path) -> None:
-    options = {**SMALL, "hparams": {"arena": {"n_timesteps": 70}}}
+    options = {**SMALL, "settings": {**SMALL["settings"], "n_timesteps": 70}}
     with pytest.raises(ConfigError, match=r"the preset: a finalist's training of 70 env steps is too short for its 2"):
         marl_sb3.tune("arena", **options, confirm_seeds=2)
     assert not list(in_tmp.glob("runs/tune/*/*/trials"))

@@ -115,6 +115,7 @@ def test_a_search_of_the_library_shows_what_is_asked_for(
 ) -> None:
     study, before, seen = Study(), Study([]), []
     monkeypatch.setattr(api, "require_trainable_preset", lambda study: None)
+    monkeypatch.setattr(api, "race_size", lambda *_: (3, 0))
     monkeypatch.setattr(api, "plan_race", lambda *_: None)
     monkeypatch.setattr(api, "run_finals", lambda *_: None)
     monkeypatch.setattr(api, "prepare_study", lambda env, **_: before)
