@@ -174,8 +174,9 @@ Settings files, `--set`, search spaces and `MultiAgentAlgorithm` accept the name
 of PPO, APPO, IMPALA, DQN and SAC in RLlib 2.60, what CQL, MARWIL and IQL have besides, and those
 of older versions that its tuned examples of these have. Names without a counterpart are errors that say why.
 The entries of `model`, `model_config` and `replay_buffer_config` are read as if they stood alone. `gamma`, `seed`,
-`tau`, `target_entropy`, `clip_rewards`, `policies_to_train`, `evaluation_interval`, `evaluation_duration` and
-`evaluation_duration_unit` have the same name here. A name may stand before a policy's settings, too:
+`tau`, `target_entropy`, `clip_rewards` (a number, or false), `policies_to_train`, `evaluation_interval`,
+`evaluation_duration` and `evaluation_duration_unit` have the same name here. A name may stand before a policy's
+settings, too:
 `--set pol1.lr=1e-4`. If a file and `--set` give the same setting, each by a name of its own, `--set`
 wins; one of them cannot give a setting by two names.
 

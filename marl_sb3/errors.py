@@ -6,7 +6,9 @@ with exit code 2, others and `EnvRaisedError` with 1.
 
 from __future__ import annotations
 
+import difflib
 import errno
+from collections.abc import Iterable
 
 
 class MarlSb3Error(Exception):
@@ -97,6 +99,26 @@ def described(error: BaseException) -> str:
     except Exception as failed:
         text = f"(its text is unknown: its __str__ raised {type(failed).__name__})"
     return f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def did_you_mean(given: object, known: Iterable[str], most: int = 1) -> str:
+    """Return `did you mean A, B?` with the known names that are most like a given one; empty if none is."""
+    names = list(map(str, known))
+    close = difflib.get_close_matches(str(given), names, most) or [name for name in names if str(given) in name][:most]
+    return f"did you mean {', '.join(close)}?" if close else ""
+
+
+def require_known(name: object, known: Iterable[str], words: str, key: str | None = None) -> None:
+    """Raise ConfigError if a name is none of those that are accepted; it says which one may be meant.
+
+    Args:
+        words: say what is wrong, with the name: `unknown algorithm 'pppo'`.
+        key: of the error.
+    """
+    accepted = list(known)
+    if name not in accepted:
+        hint = did_you_mean(name, accepted)
+        raise ConfigError(f"{words}; accepted: {', '.join(accepted)}{hint and f'; {hint}'}", key=key)
 
 
 def install_words(extra: str) -> str:

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from marl_sb3.core.config import FiniteFloat, require, shown
-from marl_sb3.core.metrics import Result, flatten, require_metric
+from marl_sb3.core.metrics import Result, flatten
 from marl_sb3.core.state import State, StateReader, is_plain
 from marl_sb3.core.training import MultiAgentCallback
 from marl_sb3.core.vec_env import MultiAgentVecEnv, same_tree
-from marl_sb3.errors import ConfigError, HookError, described
+from marl_sb3.errors import ConfigError, HookError, described, require_known
+from marl_sb3.extensions.dialects import require_logged
 
 NextTask = Callable[[Result, Any], Any]
 
@@ -83,7 +84,7 @@ class CurriculumCallback(MultiAgentCallback):
         known = [*self.algorithm.metric_names(), *self._more_metrics]
         try:
             for name in self._advance_at:
-                require_metric(name, known, "curriculum")
+                require_logged(name, known, "curriculum")
         except ConfigError as error:
             raise ConfigError(f"curriculum: advance_at: {error}", key="curriculum") from error
 
@@ -167,7 +168,6 @@ class CurriculumCallback(MultiAgentCallback):
             ConfigError: a setting is missing, unknown or wrong.
         """
         accepted = ("setting", "stages", "advance_at")
-        if unknown := [name for name in settings if name not in accepted]:
-            words = f"curriculum: {shown(unknown[0])} is unknown; accepted: {', '.join(accepted)}"
-            raise ConfigError(words, key="curriculum")
+        for name in settings:
+            require_known(name, accepted, f"curriculum: {shown(name)} is unknown", "curriculum")
         return cls(**settings, more_metrics=more_metrics)

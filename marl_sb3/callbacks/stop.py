@@ -13,8 +13,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from marl_sb3.core.config import FiniteFloat, require
-from marl_sb3.core.metrics import Result, flatten, require_metric
+from marl_sb3.core.metrics import Result, flatten
 from marl_sb3.core.training import MultiAgentCallback
+from marl_sb3.extensions.dialects import require_logged
 from marl_sb3.signals import ENDING, handled, interrupt
 from marl_sb3.systems import HANGUP
 
@@ -59,7 +60,7 @@ class StopOnMetric(MultiAgentCallback):
         """Refuse metrics that no result will have."""
         known = [*self.algorithm.metric_names(), *self._more_metrics]
         for name in self.thresholds:
-            require_metric(name, known)
+            require_logged(name, known)
         self._resumed_at = self.algorithm.iteration
 
     def expect(self, result: Result | None) -> None:

@@ -6,6 +6,7 @@ import argparse
 import atexit
 import difflib
 import gc
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -13,8 +14,26 @@ from typing import Any, NoReturn
 import marl_sb3
 from marl_sb3.cli.running import EXIT_USAGE
 from marl_sb3.core.config import integer_in
+from marl_sb3.errors import did_you_mean
 from marl_sb3.output import print_text
 
+# Options of RLlib's, rl-baselines3-zoo's and CleanRL's commands -> those here.
+_OF_OTHERS = {
+    "--run": "--algo ALGO",
+    "--config": "--set KEY=VALUE, or --hparams FILE for a file",
+    "--num-env-runners": "--set num_env_runners=N",
+    "--hyperparameters": "--set KEY=VALUE",
+    "--hyperparams": "--set KEY=VALUE",
+    "--env-kwargs": "--set env.NAME=VALUE",
+    "--env-id": "--env ENV",
+    "--total-timesteps": "--timesteps N",
+    "--n-timesteps": "--timesteps N",
+    "--learning-rate": "--set learning_rate=X",
+    "--tensorboard-log": "--run-dir DIR, whose runs have TensorBoard's files",
+    "--trained-agent": "--init-from RUN",
+}
+# In argparse's words, which quote the choices in some versions.
+_CHOICE = re.compile(r"invalid choice: '(?P<given>[^']+)' \(choose from (?P<known>.+)\)")
 _SIMILAR = 0.75  # least similarity, by `difflib`, of an unknown option and the one that is suggested; not --out, --port
 
 
@@ -66,6 +85,10 @@ class CommandParser(argparse.ArgumentParser):
         """
         takes_settings = "--set" in self._option_string_actions
         if unknown.startswith("-"):
+            if (ours := _OF_OTHERS.get(unknown.partition("=")[0], "")) and ours.split()[
+                0
+            ] in self._option_string_actions:
+                return ours
             close = difflib.get_close_matches(unknown.partition("=")[0], self._option_string_actions, 1, _SIMILAR)
             return close[0] if close else "--set KEY=VALUE" if takes_settings else None
         if settings and "=" not in settings[-1]:  # --set lr 1e-4
@@ -79,6 +102,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print an error and end the process with exit code 2."""
+        if choice := _CHOICE.search(message):
+            hint = did_you_mean(choice["given"], re.findall(r"[\w-]+", choice["known"]))
+            message = f"{message}{hint and f'; {hint}'}"
         print_text(f"error: {message} (see {self.prog} --help)", stderr=True)
         sys.exit(EXIT_USAGE)
 

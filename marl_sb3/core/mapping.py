@@ -13,12 +13,13 @@ from marl_sb3.core.config import require_ids, shown, shown_id
 from marl_sb3.core.state import StateReader, is_plain
 from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv, ZeroBased, fresh_seed
 from marl_sb3.doors import MAPPING_FUNCTIONS, Assignment
-from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError, require_known
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID, PolicyMappingFn
 
 SHARED = "shared"
 PER_AGENT = "per_agent"
 
+_DETERMINISTIC = "evaluation.deterministic"
 _NAME_POLICIES = ', such as "policy_1"'
 
 
@@ -135,9 +136,8 @@ def _require_policies(
         for policy_id in candidates.get(agent) or (None,):
             if policy_id is None:
                 raise ConfigError(f"the policy mapping leaves out agent {agent!r}", key="policies")
-            if policy_id not in policy_ids:
-                words = f"the policy mapping sends agent {agent!r} to unknown policy {_shown_id(policy_id)}"
-                raise ConfigError(f"{words}; accepted: {', '.join(policy_ids)}", key="policies")
+            words = f"the policy mapping sends agent {agent!r} to unknown policy {_shown_id(policy_id)}"
+            require_known(policy_id, policy_ids, words, "policies")
     known = set().union(*candidates.values())
     for policy_id in policy_ids:
         if policy_id not in known:
@@ -183,9 +183,8 @@ def policies_that_train(
             key="policies_to_train",
         )
     for policy_id in policies_to_train:
-        if policy_id not in policy_ids:
-            words = f"policies_to_train names unknown policy {_shown_id(policy_id)}; accepted: {', '.join(policy_ids)}"
-            raise ConfigError(words, key="policies_to_train")
+        words = f"policies_to_train names unknown policy {_shown_id(policy_id)}"
+        require_known(policy_id, policy_ids, words, "policies_to_train")
     return set(policies_to_train)
 
 
@@ -206,15 +205,14 @@ def by_policy(deterministic: Deterministic, policy_ids: Iterable[PolicyID]) -> d
     if not isinstance(deterministic, Mapping):
         raise _refused(f"is {shown(deterministic)}; accepted: true, false, or {{POLICY: true or false}}")
     for policy_id, chosen in deterministic.items():
-        if policy_id not in known:
-            raise _refused(f"has policy {shown(policy_id)}; accepted: {', '.join(known)}")
+        require_known(policy_id, known, f"{_DETERMINISTIC} has policy {shown(policy_id)}", _DETERMINISTIC)
         if not isinstance(chosen, bool):
             raise _refused(f"has {shown(chosen)} for policy {policy_id!r}; accepted: true or false")
     return {policy_id: deterministic.get(policy_id, True) for policy_id in known}
 
 
 def _refused(words: str) -> ConfigError:
-    return ConfigError(f"evaluation.deterministic {words}", key="evaluation.deterministic")
+    return ConfigError(f"{_DETERMINISTIC} {words}", key=_DETERMINISTIC)
 
 
 def read_deterministic(state: StateReader, name: str, policy_ids: Iterable[PolicyID]) -> Deterministic:

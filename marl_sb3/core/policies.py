@@ -15,7 +15,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, create_
 from torch import nn, optim
 
 from marl_sb3.core.config import CLASSES, EXTRACTOR_KWARGS, POLICY_KWARGS, require, shown
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, require_known
 
 POLICY = "policy"
 OF_THE_USER = "a name given to marl_sb3.register_network (commands: --import MODULE, with the module that calls it)"
@@ -99,9 +99,7 @@ def _extractor_kwargs(extractor: str, given: Mapping[str, Any]) -> dict[str, Any
     """Check the arguments of a features extractor of marl_sb3."""
     known, resolved, key = EXTRACTOR_KWARGS[extractor], dict(given), "policy_kwargs.features_extractor_kwargs"
     for name, value in given.items():
-        if name not in known:
-            words = f"features_extractor_kwargs of {extractor} has {shown(name)}; accepted: {', '.join(known)}"
-            raise ConfigError(words, key=key)
+        require_known(name, known, f"features_extractor_kwargs of {extractor} has {shown(name)}", key)
         if name in CLASSES and isinstance(value, type):
             continue
         resolved[name] = require(f"features_extractor_kwargs.{name}", value, known[name], key)

@@ -19,7 +19,7 @@ import pettingzoo
 
 from marl_sb3.core.envs import EnvFactory, factory_in_registries, import_from_here, imported_modules, raise_in_words
 from marl_sb3.doors import BATCHED_TWINS, REGISTERED_ENVS
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from marl_sb3.doors import EnvFinder
@@ -93,9 +93,9 @@ def _imported_factory(path: str) -> EnvFactory:
     factory = getattr(module, attribute, None) or factory_in_registries(attribute)
     if factory is None:
         callables = [name for name, value in vars(module).items() if callable(value)]
-        close = difflib.get_close_matches(attribute, callables, n=3)
+        close = did_you_mean(attribute, callables, 3)
         accepted = "; accepted: package.module:factory or package:ENV_ID"
-        other = f"; did you mean {', '.join(close)}?" if close else accepted
+        other = f"; {close}" if close else accepted
         found = f"module {module.__name__!r} has no {attribute!r}, and has registered no env of this id"
         raise ConfigError(f"env {path!r}: {found}{other}", key="env")
     if not callable(factory):

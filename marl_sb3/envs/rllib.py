@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import gymnasium
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
@@ -144,6 +145,9 @@ class RLlibKind(EnvKind):
             return False
         has_agents = any(hasattr(env, name) for name in ("possible_agents", "get_agent_ids"))
         by_agent = any(callable(getattr(env, name, None)) for name in ("get_observation_space", "with_agent_groups"))
+        shared = isinstance(getattr(env, "observation_space", None), spaces.Space)  # of all; without Ray's base class
+        is_other = isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv) or hasattr(env, "num_envs")
+        by_agent = by_agent or (shared and not is_other)
         return has_agents and (by_agent or all(isinstance(getattr(env, name, None), Mapping) for name in _SPACES))
 
     def as_parallel(self, env: Any) -> RLlibEnv:

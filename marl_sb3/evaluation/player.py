@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta, Struct
 
 from marl_sb3.core.metrics import Episode
-from marl_sb3.errors import ConfigError, EnvError, MarlSb3Error
+from marl_sb3.errors import ConfigError, EnvError, MarlSb3Error, require_known
 from marl_sb3.evaluation.board import Board, board_of
 from marl_sb3.evaluation.game import Game, Insight
 from marl_sb3.evaluation.viewed_env import View
@@ -290,8 +290,8 @@ class Player:
 
     def _obey(self, command: Command) -> None:
         game, agent = self._game, command.agent
-        if command.do in ("select", "take", "release", "act") and agent not in game.controls:
-            raise ConfigError(f"unknown agent {agent!r:.100}; accepted: {', '.join(game.controls)}")
+        if command.do in ("select", "take", "release", "act"):
+            require_known(agent, game.controls, f"unknown agent {agent!r:.100}")
         match command.do:
             case "play" | "pause":
                 self._playing, self._is_stuck = command.do == "play", False

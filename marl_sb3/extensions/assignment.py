@@ -20,7 +20,7 @@ from marl_sb3.core.state import SavedPart, State, StateReader, preserve_rng
 from marl_sb3.core.training import LocalRunner
 from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv, VecStep, assignment_rng
 from marl_sb3.doors import Assignment
-from marl_sb3.errors import ConfigError, described
+from marl_sb3.errors import ConfigError, described, require_known
 from marl_sb3.types import AgentID, Array, PolicyID, PolicyMappingFn
 
 
@@ -55,9 +55,8 @@ class SampledAssignment(Assignment):
     def _require_weights(self) -> None:
         known = list(dict.fromkeys(policy_id for own in self._candidates.values() for policy_id in own))
         for policy_id, weight in self.weights.items():
-            if policy_id not in known:
-                words = f"weights has policy {shown(policy_id)}; accepted: {', '.join(known)}"
-                raise ConfigError(f"SampledAssignment: {words}", key="policies")
+            words = f"SampledAssignment: weights has policy {shown(policy_id)}"
+            require_known(policy_id, known, words, "policies")
             if not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
                 words = f"the weight of policy {policy_id!r} is {shown(weight)}; accepted: a number from 0 on"
                 raise ConfigError(f"SampledAssignment: {words}", key="policies")

@@ -17,7 +17,7 @@ from marl_sb3.core.config import Fraction, PositiveInt, require, shown
 from marl_sb3.core.metrics import Episode, Result
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.doors import WATCHERS, Assignment
-from marl_sb3.errors import ConfigError, MarlSb3Error
+from marl_sb3.errors import ConfigError, MarlSb3Error, require_known
 from marl_sb3.evaluation import is_code, of_policy
 from marl_sb3.extensions.store import load_policies, member_policy
 from marl_sb3.league.pool import (
@@ -372,8 +372,7 @@ def _checked(settings: Mapping[str, Any]) -> LeagueSettings:
     """
     kinds = get_type_hints(LeagueSettings, include_extras=True)
     for name, value in settings.items():
-        if name not in kinds:
-            raise ConfigError(f"league: unknown setting {name!r}; accepted: {', '.join(kinds)}", key="league")
+        require_known(name, kinds, f"league: unknown setting {name!r}", "league")
         require(f"league.{name}", value, kinds[name])
     checked = LeagueSettings(**settings)
     if not checked.is_on:

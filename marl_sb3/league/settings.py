@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from marl_sb3.core.config import Count, Fraction, Named, PositiveInt, Strings, shown
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, require_known
 from marl_sb3.types import PolicyID
 
 Sampling = Literal["uniform", "recent", "hard", "even"]
@@ -70,9 +70,7 @@ class LeagueSettings:
         """
         given, where = (self.exploiters or {})[exploiter], f"league: exploiters.{exploiter}"
         of = str(given.get("of") if isinstance(given, Mapping) else given)
-        if of not in mains:
-            words = f"{where}.of is {shown(of)}; accepted: {', '.join(mains)}"
-            raise ConfigError(words, key="league.exploiters")
+        require_known(of, mains, f"{where}.of is {shown(of)}", "league.exploiters")
         rivals = [policy_id for policy_id in mains if policy_id != of]
         if len(rivals) > 1:
             words = f"{where}: several policies play against {of}: {', '.join(rivals)}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from marl_sb3.core.config import counted
 from marl_sb3.core.metrics import bootstrap_interval, interquartile_mean, mean
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, require_known
 from marl_sb3.results.records import AGENT_RETURNS, AGENT_STEPS, RETURN, SECONDS, STEPS, Groups, RunRecord
 from marl_sb3.types import Array
 
@@ -89,8 +89,7 @@ def draw_up(
         ConfigError: no run has a metric, the runs have none in common, or an argument is not accepted.
     """
     for name, value, known in (("axis", axis, AXES), ("statistic", statistic, STATISTICS)):
-        if value not in known:
-            raise ConfigError(f"{name} is {value!r}; accepted: {', '.join(known)}", key=f"--{name}")
+        require_known(value, known, f"{name} is {value!r}", f"--{name}")
     if smooth < 1:
         raise ConfigError(f"smooth is {smooth}; accepted: at least 1, in iterations", key="--smooth")
     notes: list[str] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.core.config import counted
-from marl_sb3.core.metrics import require_metric
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, did_you_mean
+from marl_sb3.extensions.dialects import require_logged
 from marl_sb3.types import Array
 
 STEPS, AGENT_STEPS, SECONDS = "num_env_steps_sampled_lifetime", "num_agent_steps_sampled_lifetime", "time_total_s"
@@ -138,7 +137,7 @@ class Groups:
         Raises:
             ConfigError: suggests similar names.
         """
-        require_metric(name, dict.fromkeys(metric for record in self.all for metric in record.metrics), "--metric")
+        require_logged(name, dict.fromkeys(metric for record in self.all for metric in record.metrics), "--metric")
 
 
 # --- Groups ----------------------------------------------------------------------------------------------------------
@@ -192,8 +191,8 @@ def _known_name(name: str, known: Mapping[str, None]) -> str:
     for prefix in (*_OF_ALL, *_BY_POLICY):
         if f"{prefix}{meant}" in known:
             return f"{prefix}{meant}"
-    close = difflib.get_close_matches(name, [short_name(each) for each in known], n=4, cutoff=0.5)
-    hint = f"did you mean {', '.join(close)}?" if close else "accepted: names as after --set, such as learning_rate"
+    close = did_you_mean(name, map(short_name, known), 4)
+    hint = close or "accepted: names as after --set, such as learning_rate"
     raise ConfigError(f"no run has a setting {name!r}; {hint}", key="--group-by")
 
 

@@ -343,6 +343,7 @@ def _require_unambiguous(config: TrainConfig, policy_ids: Sequence[PolicyID]) ->
 _PREFIXES = {
     "env.": "an argument of the env",
     "policy_kwargs.": "a part of policy_kwargs",
+    "model.": "a part of RLlib's model",
     "stop.": "a stop condition",
     "hyperparameters.": "a hyperparameter of all policies",
 }

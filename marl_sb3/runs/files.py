@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_sb3.core.config import SHOWN, shown
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, did_you_mean
 from marl_sb3.extensions.dialects import ATARI, DEFAULT, section_for
 from marl_sb3.files import plain_data, read_yaml, yaml_text
 from marl_sb3.runs.schema import ACCEPTED, TrainConfig, value_of
@@ -87,12 +86,12 @@ def entry_of(hparams: Hparams, env: str | None, notes: list[str]) -> tuple[str, 
         env = str(envs[0])
     if env in content:
         return env, env, _entry(path, env, content[env])
-    close = difflib.get_close_matches(env, [str(name) for name in content], n=3)
+    close = did_you_mean(env, map(str, content), 3)
     section = section_for(env, content)
     if section is None:
-        hint = f"did you mean {', '.join(close)}?" if close else f"it has {_some(content)}"
+        hint = close or f"it has {_some(content)}"
         raise ConfigError(f"{path} has no settings for env {env!r}; {hint}", key="hparams")
-    similar = f"; it has some for {', '.join(close)}" if close else ""
+    similar = f"; {close}" if close else ""
     notes.append(f"{path} has no settings for env {env!r}: those of its section {section!r} are used{similar}")
     return env, section, _entry(path, section, content[section])
 

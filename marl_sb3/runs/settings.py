@@ -119,6 +119,7 @@ class MergedSettings:
         except ConfigError as error:
             key = f"{policy}{error.key}"
             raise ConfigError(f"{self._source(key)}: {error}", key=key) from error
+        given_as: dict[str, str] = {}  # what means a setting -> by which name it was given
         for names, meant in found:
             by_order = sorted(names, key=lambda name: self._source(f"{policy}{name}").order)
             latest, source = by_order[-1], self._source(f"{policy}{by_order[-1]}")
@@ -128,11 +129,14 @@ class MergedSettings:
                 setting = name if policy else canonical_name(name)
                 target, order = self.fields if setting in ACCEPTED else settings, self._source(policy + setting).order
                 if setting in target and order == source.order:
-                    words = f"{latest} and {setting} are both given, but mean the same; accepted: one of them"
+                    other = given_as.get(setting, setting)
+                    which = "" if other == setting else f", {setting}"
+                    words = f"{latest} and {other} are both given, but mean the same{which}; accepted: one of them"
                     raise ConfigError(f"{source}: {words}", key=f"{policy}{latest}")
                 if setting not in target or order < source.order:
                     put(target, (setting,) if setting in ACCEPTED else path_of(setting), value)
                     self.sources[policy + setting] = source
+                    given_as[setting] = latest
 
     def _source(self, key: str) -> Source:
         return source_of(self.sources, key) or Source(key)

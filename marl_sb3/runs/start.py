@@ -23,11 +23,11 @@ from marl_sb3.callbacks import CurriculumCallback, EvaluationCallback, RecordEpi
 from marl_sb3.core.config import algorithm_info, counted, shown
 from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.learners import resolve_hyperparameters
-from marl_sb3.core.metrics import require_metric
 from marl_sb3.core.state import Checkpoint, StateReader
 from marl_sb3.core.training import MultiAgentAlgorithm, accepted_callbacks
 from marl_sb3.envs import attribute_from_here
 from marl_sb3.errors import ConfigError, NumericError, described
+from marl_sb3.extensions.dialects import require_logged
 from marl_sb3.extensions.hub import is_address, pinned
 from marl_sb3.extensions.remote import AnyRunners
 from marl_sb3.extensions.store import RUN_CONFIG
@@ -472,7 +472,7 @@ def require_metrics(run: Run) -> None:
     known = metric_names(run)
     with source_named(run.config):
         for metric in run.config.stop:
-            require_metric(metric, known)
-        require_metric(run.config.checkpoints.metric, known, "checkpoints.metric")
+            require_logged(metric, known)
+        require_logged(run.config.checkpoints.metric, known, "checkpoints.metric")
         for metric in (run.config.curriculum or {}).get("advance_at") or ():
-            require_metric(metric, known, "curriculum")
+            require_logged(metric, known, "curriculum")

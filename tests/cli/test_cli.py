@@ -50,6 +50,7 @@ def test_assignments_are_read_as_yaml() -> None:
     ("line", "hint"),
     [("--timestep 5", "--timestep 5; did you mean --timesteps?"), ("--n_envs=3", "--n_envs=3; did you mean --n-envs?"),
      ("--nothing-like-it", "--nothing-like-it; did you mean --set KEY=VALUE?"), ("more", "more"),
+     ("--run DQN", "--run DQN; did you mean --algo ALGO?"), ("--env-id=x", "--env-id=x; did you mean --env ENV?"),
      ("--out x", "--out x; did you mean --set KEY=VALUE?"),
      ("--lr 1e-4", "--lr 1e-4; did you mean --set KEY=VALUE?"), ("lr=1e-4", "lr=1e-4; did you mean --set lr=1e-4?"),
      ("--set lr 1e-4", "1e-4; did you mean --set lr=1e-4?"), ("--set lr=1e-4 more", "more")],

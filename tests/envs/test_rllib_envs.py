@@ -214,6 +214,14 @@ def test_agents_and_spaces_are_found_where_rllib_looks_for_them() -> None:
         spaces_of(**shared)
 
 
+@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Dict({0: spaces.Discrete(3)})], ids=["shared", "dict"])
+def test_an_env_without_rays_class_may_have_the_space_of_all_agents(space: spaces.Space[Any]) -> None:
+    """As the envs of tutorials, whose `MultiAgentEnv` is `object` where Ray is not installed."""
+    env = type("Ours", (), {"reset": Scripted.reset, "step": Scripted.step, "script": [({0: 2}, {0: 1.0}, END, NO)]})
+    env.possible_agents, env.observation_space, env.action_space = [0], space, space  # type: ignore[attr-defined]
+    assert transitions(env) == {"0": [(1, 1, 1.0, True, False, 2)]}
+
+
 def test_an_env_may_have_the_interface_without_its_class() -> None:
     """As in older versions of RLlib, whose class has no methods for single spaces."""
     old = type("Old", (), {"reset": Scripted.reset, "step": Scripted.step, "script": [({0: 2}, {0: 1.0}, END, NO)]})

@@ -22,7 +22,7 @@ from marl_sb3.core.processing import Processing, process_rows
 from marl_sb3.core.sb3 import States, reset_optimizers
 from marl_sb3.core.state import StateReader
 from marl_sb3.doors import POLICY_FILES
-from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError, require_known
 from marl_sb3.types import AgentID, FloatArray, PolicyID
 
 P = ParamSpec("P")
@@ -363,9 +363,7 @@ class PolicyByAgent:
 
     def _require_policies(self, policy_ids: Iterable[PolicyID], where: str = "") -> None:
         for policy_id in policy_ids:
-            if policy_id not in self.policies:
-                words = f"{where}unknown policy {policy_id!r}; accepted: {', '.join(self.policies)}"
-                raise ConfigError(words, key="policies")
+            require_known(policy_id, self.policies, f"{where}unknown policy {policy_id!r}", "policies")
 
     def is_finite(self) -> bool:
         """Whether all weights of all policies are finite."""

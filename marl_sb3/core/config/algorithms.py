@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from marl_sb3.core.config.values import FiniteFloat, shown, takes_integers_only
 from marl_sb3.doors import ALGORITHM_TABLES
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, require_known
 
 # --- Schedules -------------------------------------------------------------------------------------------------------
 
@@ -219,9 +219,8 @@ def algorithm_info(name: str) -> AlgorithmInfo:
     known = _registry().known
     if name not in known and ":" in name:
         add_algorithm(_imported(name), name)
-    if name not in known:
-        accepted = f"{', '.join(known)}, or package.module:NAME of an AlgorithmInfo"
-        raise ConfigError(f"unknown algorithm {shown(name)}; accepted: {accepted}", key="algo")
+    code = "or package.module:NAME of an AlgorithmInfo"
+    require_known(name, [*known, code], f"unknown algorithm {shown(name)}", "algo")
     return known[name]
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, did_you_mean
 
 SHOWN = 200  # characters of a wrong value in a message
 _LARGEST = sys.float_info.max  # as an upper bound, it excludes infinity and NaN
@@ -76,7 +76,10 @@ def plain_numbers(value: Any) -> Any:
 
 def refusal(name: str, value: Any, kind: Any, key: str | None = None) -> ConfigError:
     """Return the error for a value that is not accepted; the arguments are those of `require`."""
-    return ConfigError(f"{name} is {shown(value)}; accepted: {words(kind)}", key=name if key is None else key)
+    names = [each for literal in alternatives_of(kind) if get_origin(literal) is Literal for each in get_args(literal)]
+    hint = did_you_mean(value, names) if isinstance(value, str) else ""
+    accepted = f"{words(kind)}{hint and f'; {hint}'}"
+    return ConfigError(f"{name} is {shown(value)}; accepted: {accepted}", key=name if key is None else key)
 
 
 def words(kind: Any) -> str:

@@ -19,7 +19,7 @@ from torch import nn
 
 from marl_sb3.core.policies import layers
 from marl_sb3.core.processing import WHOLE, Processing, parts_of
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, require_known
 
 MASK = "_mask"  # after the name of a part: which of its entities are there
 _CLASS, _KWARGS = "policy_kwargs.features_extractor_class", "policy_kwargs.features_extractor_kwargs"
@@ -79,8 +79,7 @@ class _SetFeatures(BaseFeaturesExtractor):
         pooled_arch: Sequence[int],
         activation_fn: type[nn.Module],
     ) -> None:
-        if pooling not in POOLINGS:
-            raise ConfigError(f"pooling is {pooling!r}; accepted: {', '.join(POOLINGS)}", key=_KWARGS)
+        require_known(pooling, POOLINGS, f"pooling is {pooling!r}", _KWARGS)
         parts = parts_of(observation_space)
         sets = {key: part.shape or () for key, part in parts.items() if _is_set(part)}
         if shape:

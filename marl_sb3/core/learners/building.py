@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import logging
@@ -26,7 +25,7 @@ from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.processing import ProcessedPolicy, Processing
 from marl_sb3.core.sb3 import Schedule, SpacesOnlyVecEnv, check_spaces, integer_sizes
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, require_known
 from marl_sb3.wrappers import choices_of
 
 _log = logging.getLogger(__name__)
@@ -190,11 +189,8 @@ def _check_policy_kwargs(rows: PolicyRows, spec: PolicySpec, given: Mapping[str,
         return
     known = [name for name in parameters if name not in _OF_SB3]
     for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"accepted: {', '.join(known)}"
-            what = f"unknown policy_kwargs {name!r} of {policy_class.__name__}"
-            raise ConfigError(f"policy {rows.policy_id!r}: {what}; {hint}", key=f"policy_kwargs.{name}")
+        what = f"policy {rows.policy_id!r}: unknown policy_kwargs {name!r} of {policy_class.__name__}"
+        require_known(name, known, what, f"policy_kwargs.{name}")
 
 
 def _check_net_arch(rows: PolicyRows, spec: PolicySpec, net_arch: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -42,7 +41,7 @@ from marl_sb3.core.policies import OF_THE_USER, registered_class, resolve_policy
 from marl_sb3.core.sb3 import make_schedule
 from marl_sb3.core.state import Checkpoint, State, StateReader, is_plain
 from marl_sb3.doors import DIALECTS, LEARNER_PARTS, POLICY_SECTIONS, SETTINGS
-from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError, did_you_mean
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
@@ -341,8 +340,8 @@ def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, defaults: Map
     of_runs = [setting for kinds in SETTINGS for setting in kinds]
     if name in of_runs:
         return f"{name!r} is a setting of the whole run, which policies share; accepted: {name} without a policy"
-    close = difflib.get_close_matches(name, [*defaults, *section_by_setting(), *of_runs], n=3)
-    hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {', '.join(defaults)}"
+    close = did_you_mean(name, [*defaults, *section_by_setting(), *of_runs], 3)
+    hint = close or f"accepted: {', '.join(defaults)}"
     names = [named for dialect in DIALECTS if (named := dialect.names_of(name))]
     given_as = f" ({', '.join(names)})" if names else ""
     return f"unknown hyperparameter {shown(name)}{given_as} of {algorithm_class.__name__}; {hint}"

@@ -30,7 +30,7 @@ from marl_sb3.core.state import (
     without_nan,
 )
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
-from marl_sb3.errors import ConfigError, EnvError
+from marl_sb3.errors import ConfigError, EnvError, require_known
 from marl_sb3.types import AgentID, Array, PolicyID
 
 _REDUCTIONS: Mapping[str, Callable[[Array, Array], Array]] = {
@@ -58,10 +58,7 @@ class InfoMetric:
     def __post_init__(self) -> None:
         if not isinstance(self.key, Hashable):
             raise ConfigError(f"metric of info key {self.key!r}: accepted: a hashable key of a dictionary")
-        if self.reduce not in _REDUCTIONS:
-            raise ConfigError(
-                f"metric of info key {self.key!r}: reduce is {self.reduce!r}; accepted: {', '.join(_REDUCTIONS)}"
-            )
+        require_known(self.reduce, _REDUCTIONS, f"metric of info key {self.key!r}: reduce is {self.reduce!r}")
 
 
 class InfoAccumulator(Stateful):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, did_you_mean
 
 Result = dict[str, Any]  # nested; leaves are numbers, or None if there is no value yet
 
@@ -56,11 +55,6 @@ def require_metric(name: str, known: Iterable[str], key: str = "stop") -> None:
         hint = "evaluation is off; --set evaluation.interval=10 evaluates the policies every 10 iterations"
         raise ConfigError(f"unknown metric {name!r}; {hint}", key=key)
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
-        close = close or [each for each in known if name.lower() in each][:4]
-        first: dict[str, str] = {}  # of each group of names
-        for each in known:
-            first.setdefault(each.partition("/")[0], each)
-        accepted = f"accepted: {', '.join(first.values())} and other columns of progress.csv"
-        hint = f"did you mean {', '.join(close)}?" if close else accepted
-        raise ConfigError(f"unknown metric {name!r}; {hint}", key=key)
+        first = {each.partition("/")[0]: each for each in reversed(known)}  # of each group of names
+        accepted = f"accepted: {', '.join(reversed(first.values()))} and other columns of progress.csv"
+        raise ConfigError(f"unknown metric {name!r}; {did_you_mean(name, known, 4) or accepted}", key=key)

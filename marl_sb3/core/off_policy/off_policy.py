@@ -61,7 +61,7 @@ from marl_sb3.core.sb3 import (
     optimized_parameters,
 )
 from marl_sb3.core.state import Commit, Field, Fields, SavedPart, in_order
-from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError, require_known
 from marl_sb3.types import Array, GoalRewards
 from marl_sb3.wrappers import choices_of
 
@@ -262,9 +262,7 @@ def _check_buffer(rows: PolicyRows, values: Mapping[str, Any], where: str) -> No
     hindsight, given = _with_goals(values), values["replay_buffer_kwargs"] or {}
     accepted = (_TIMEOUTS, *_OF_GOALS) if hindsight else (_TIMEOUTS,)
     for name in given:
-        if name not in accepted:
-            words = f"{where}: replay_buffer_kwargs has {name!r}; accepted: {', '.join(accepted)}"
-            raise ConfigError(words, key="replay_buffer_kwargs")
+        require_known(name, accepted, f"{where}: replay_buffer_kwargs has {name!r}", "replay_buffer_kwargs")
         require(name, given[name], _BUFFER_KINDS[name], "replay_buffer_kwargs")
     if hindsight:
         _check_goals(rows, values, where)

@@ -15,7 +15,7 @@ from marl_sb3.core.vec_env.batched_vec_env import BatchedVecEnv, make_batch
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, VecEnvRequest
 from marl_sb3.core.vec_env.separate_envs import SyncVecEnv
 from marl_sb3.doors import STEPPED_ELSEWHERE, VECTORIZERS
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, require_known
 
 
 def as_vec_env(env: MultiAgentVecEnv | str | EnvFactory) -> MultiAgentVecEnv:
@@ -116,9 +116,7 @@ def make_vec_env(
     """
     n_envs = require("n_envs", n_envs, NumberOfEnvs)
     vectorizer = _EARLIER_NAMES.get(vectorizer, vectorizer)
-    if vectorizer not in VECTORIZERS:
-        accepted = ", ".join(VECTORIZERS.names())
-        raise ConfigError(f"unknown vectorizer {vectorizer!r}; accepted: {accepted}", key="vectorizer")
+    require_known(vectorizer, VECTORIZERS.names(), f"unknown vectorizer {vectorizer!r}", "vectorizer")
     seed = require("seed", seed, Count | None)
     _require_maker(env)
     episode_horizon = require("episode_horizon", episode_horizon, PositiveInt | None)

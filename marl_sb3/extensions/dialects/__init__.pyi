@@ -11,6 +11,7 @@ from .names import put as put
 from .rllib import LATER as LATER
 from .rllib import Meanings as Meanings
 from .rllib import meanings as meanings
+from .rllib import require_logged as require_logged
 from .rllib import run_meanings as run_meanings
 from .rllib_names import NETWORK as NETWORK
 from .zoo import ATARI as ATARI

@@ -22,7 +22,7 @@ from marl_sb3.core.config import (
     takes_integers_only,
 )
 from marl_sb3.doors import SETTINGS
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, require_known
 from marl_sb3.extensions.dialects.rllib import (
     SECTION_OF,
     explanation,
@@ -32,7 +32,7 @@ from marl_sb3.extensions.dialects.rllib import (
     split_name,
     unnested,
 )
-from marl_sb3.extensions.dialects.rllib_names import METHODS, NO_COUNTERPART, RENAMED
+from marl_sb3.extensions.dialects.rllib_names import METHODS, NO_COUNTERPART, RENAMED, VALUES
 from marl_sb3.extensions.dialects.zoo import IN_PYTHON, KEYS, action_noise, is_noise, parse_literal
 
 if TYPE_CHECKING:
@@ -97,9 +97,9 @@ def canonical_value(name: str, value: Any) -> Any:
     if name.startswith("env."):
         return value
     own = split_name(name)[1]
-    if own in RENAMED:
+    if own in VALUES:
         try:
-            value = plain_numbers(RENAMED[own].value(value, 0))
+            value = plain_numbers(VALUES[own](value, 0))
         except ConfigError as error:
             raise ConfigError(str(error), key=name) from error
     whole, _, own = canonical_name(name).rpartition(".")
@@ -173,11 +173,11 @@ def _of_section(section: str, settings: Any) -> Iterator[tuple[str, Any]]:
     for name, value in require(section, settings, Named).items():
         if section == HYPERPARAMETERS:
             is_dotted = "." in str(name) and not str(name).startswith(OF_NETWORK)
-            fault = "is no hyperparameter" if name in _KINDS or name in KEYS or is_dotted else ""
+            if name in _KINDS or name in KEYS or is_dotted:
+                raise ConfigError(f"{shown(name)} in {section} is no hyperparameter", key=f"{section}.{name}")
         else:
-            fault = "" if name in _SECTIONS[section] else f"is unknown; accepted: {', '.join(_SECTIONS[section])}"
-        if fault:
-            raise ConfigError(f"{shown(name)} in {section} {fault}", key=f"{section}.{name}")
+            words = f"{shown(name)} in {section} is unknown"
+            require_known(name, _SECTIONS[section], words, f"{section}.{name}")
         yield f"{section}.{name}", value
 
 
@@ -224,13 +224,15 @@ class RLlibNames:
     def translated(self, spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
         """See `Dialect.translated`; what some of RLlib's names mean depends on the algorithm or on `n_envs`."""
         settings = canonical_hyperparameters(given, spec.values)
+        given_as: dict[str, str] = {}
         for names, meant in list(meanings(settings, spec.policy, spec.algorithm.__name__, spec.info.kinds, n_envs)):
             for name in names:
                 del settings[name]
             for setting, value in meant.items():
                 if setting in settings:
-                    raise given_twice(setting, names[0], setting)
+                    raise given_twice(setting, names[0], given_as.get(setting, setting))
                 put(settings, path_of(setting), value)
+                given_as[setting] = names[0]
         return settings
 
     def explain(self, name: str) -> str | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from marl_sb3.core.config import Count, Named, PositiveInt, require, section_by_setting, shown
+from marl_sb3.core.metrics import require_metric
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects.rllib_names import (
     ALWAYS,
@@ -13,6 +14,7 @@ from marl_sb3.extensions.dialects.rllib_names import (
     DEPENDENT,
     ENVS_PER_RUNNER,
     MEMORY,
+    METRICS,
     NESTED,
     NETWORK,
     NO_COUNTERPART,
@@ -36,6 +38,8 @@ def split_name(name: str) -> tuple[str, str]:
     outer, outer_dot, last = policy_id.rpartition(".")
     if name.startswith("env.") or last == "policy_kwargs":
         return "", name
+    if last in ("model", "model_config") and is_of_rllib(own):  # a part of RLlib's, as if it stood alone
+        return f"{outer}{outer_dot}", own
     if last == "replay_buffer_config" or SECTION_OF.get(own) == last:
         return f"{outer}{outer_dot}", f"{last}.{own}"
     return f"{policy_id}{dot}", own
@@ -85,6 +89,15 @@ def _is_always_so(own: str, key: str, value: Any) -> bool:
 def no_counterpart(own: str) -> str:
     """The message for a name without a counterpart."""
     return f"RLlib's {own} has no counterpart here; {NO_COUNTERPART[own]}"
+
+
+def require_logged(name: str, known: Collection[str], key: str = "stop") -> None:
+    """Refuse an unknown metric, as `require_metric` does; says what another library's name of one is here."""
+    of_all_modules = str(name).startswith("learners/__all_modules__/")
+    meant = "learners/POLICY/..., of each policy," if of_all_modules else METRICS.get(name, "")
+    if name not in known and meant:
+        raise ConfigError(f"unknown metric {name!r}; it is {meant} here", key=key)
+    require_metric(name, known, key)
 
 
 # Names, and the settings that they mean together, with their values.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from marl_sb3.core.config import Count, Fraction, Points, PositiveInt, accepts, require, shown, words
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, require_known
 
 _TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
@@ -100,9 +100,16 @@ def _by_name(names: Mapping[Any, Any]) -> Callable[[Any, int], Any]:
 def _is_normalized(value: Any, _: int) -> bool:
     """Whether an observation filter normalises."""
     known = {"MeanStdFilter": True, "ConcurrentMeanStdFilter": True, "NoFilter": False}
-    if not isinstance(value, str) or value not in known:
-        raise ConfigError(f"RLlib's observation_filter is {shown(value)}; accepted: {', '.join(known)}")
-    return known[value]
+    require_known(str(value), known, f"RLlib's observation_filter is {shown(value)}")
+    return known[str(value)]
+
+
+def _clipped(value: Any, _: int) -> Any:
+    """RLlib's true keeps the signs of rewards alone; a number clips to -X to X, here too."""
+    if value is True:
+        accepted = "a number X, which clips to -X to X, or false; the env_wrapper ClipRewardEnv keeps their signs alone"
+        raise ConfigError(f"RLlib's clip_rewards is true; accepted: {accepted}")
+    return None if value is False else value
 
 
 def _deterministic(value: Any, _: int) -> bool:
@@ -129,6 +136,15 @@ RENAMED: Mapping[str, Meaning] = {
     "max_num_env_runner_restarts": Meaning("max_worker_restarts", note="in a row"),
     "evaluation_config": Meaning("evaluation.deterministic", _deterministic, "`{explore: false}` is true"),
 }
+
+# Names whose values in RLlib become those here: most of the former, and one that means the same setting here.
+VALUES: Mapping[str, Callable[[Any, int], Any]] = {
+    **{name: meaning.value for name, meaning in RENAMED.items()},
+    "clip_rewards": _clipped,
+}
+
+# Names of metrics of RLlib, of its older versions above all, and of SB3 -> those here.
+METRICS: Mapping[str, str] = _TABLES["metrics"]
 
 # Names whose meaning depends on the algorithm or on other settings.
 _ROLLOUTS = "with rollouts (PPO, A2C, TRPO, ...)", lambda kinds: "gae_lambda" in kinds

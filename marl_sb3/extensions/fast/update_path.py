@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, require_known
 from marl_sb3.extensions.fast.coverage import Reliance
 from marl_sb3.output import ORDINARY
 
@@ -24,9 +24,8 @@ def require_path(update_path: Any) -> str:
     Raises:
         ConfigError: there is none of this name.
     """
-    path = _EARLIER_NAMES.get(update_path, update_path) if isinstance(update_path, str) else None
-    if path not in UPDATE_PATHS:
-        raise ConfigError(f"update_path is {update_path!r}; accepted: {', '.join(UPDATE_PATHS)}", key="update_path")
+    path = _EARLIER_NAMES.get(update_path, update_path) if isinstance(update_path, str) else str(update_path)
+    require_known(path, UPDATE_PATHS, f"update_path is {update_path!r}", "update_path")
     return path
 
 

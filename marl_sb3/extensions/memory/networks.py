@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from marl_sb3.core.sb3 import States
 from marl_sb3.core.vec_env import map_arrays
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import require_known
 from marl_sb3.extensions.memory.sequences import Observed, SequenceBatch
 from marl_sb3.types import Array
 
@@ -48,9 +48,7 @@ class Memory(nn.Module):
 
     def __init__(self, inputs: int, cell: str, lstm_hidden_size: int, n_lstm_layers: int) -> None:
         super().__init__()
-        if cell not in CELLS:
-            words = f"cell is {cell!r}; accepted: {', '.join(CELLS)}"
-            raise ConfigError(words, key="policy_kwargs.cell")
+        require_known(cell, CELLS, f"cell is {cell!r}", "policy_kwargs.cell")
         self.num_layers, self.hidden_size = n_lstm_layers, lstm_hidden_size
         self.net = CELLS[cell](int(inputs), lstm_hidden_size, n_lstm_layers)
 

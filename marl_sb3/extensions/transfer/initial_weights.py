@@ -21,7 +21,7 @@ from marl_sb3.core.policies import activation_name
 from marl_sb3.core.sb3 import reset_optimizers
 from marl_sb3.core.state import Checkpoint, StateReader, copies, find_files, store_of
 from marl_sb3.doors import STORES
-from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError, require_known
 from marl_sb3.extensions.transfer.sb3_files import sb3_weights
 from marl_sb3.types import PolicyID
 
@@ -97,9 +97,8 @@ def init_from(
     starting: dict[PolicyID, Path] = {}
     set_statistics: list[Callable[[], None]] = []
     for source in sources:
-        if source.policy_id not in (None, *algorithm.policies):
-            accepted = ", ".join(algorithm.policies)
-            raise ConfigError(f"unknown policy {source.policy_id!r}; accepted: {accepted}", key="init_from")
+        if source.policy_id is not None:
+            require_known(source.policy_id, algorithm.policies, f"unknown policy {source.policy_id!r}", "init_from")
         policies = {name: its for name, its in algorithm.policies.items() if source.policy_id in (None, name)}
         if twice := [policy_id for policy_id in policies if policy_id in starting]:
             raise ConfigError(f"policy {twice[0]!r} would start from two sources", key="init_from")

@@ -15,7 +15,7 @@ from typing import Any
 
 from marl_sb3.core.config import Count, PositiveInt, accepts, algorithm_info, require, shown
 from marl_sb3.core.metrics import flatten
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, require_known
 from marl_sb3.evaluation import OPPONENTS, RANDOM, is_code
 from marl_sb3.files import (
     UNFINISHED,
@@ -244,8 +244,7 @@ class _Reader:
         self.file, self.folder, self.trusted = file, folder, trusted
         self.top = self._mapping("", content)
         for key in self.top:
-            if key not in _TOP:
-                raise self._refused(key, f"is no key of a benchmark; accepted: {', '.join(_TOP)}")
+            require_known(key, _TOP, f"{file}: {key} is no key of a benchmark", key)
         self.algos = self._entries("algos", self.top.get("algos", {}))
         self.envs = self._entries("envs", self.top.get("envs"))
         self.settings = self._mapping("settings", self.top.get("settings") or {})
@@ -274,8 +273,8 @@ class _Reader:
         key = f"{where}.episodes"
         episodes = require(f"{self.file}: {key}", asked("episodes", Evaluation.episodes), PositiveInt, key)
         checkpoint = asked("checkpoint", Evaluation.checkpoint)
-        if checkpoint not in _CHECKPOINTS:
-            raise self._refused(f"{where}.checkpoint", f"is {shown(checkpoint)}; accepted: {', '.join(_CHECKPOINTS)}")
+        key = f"{where}.checkpoint"
+        require_known(checkpoint, _CHECKPOINTS, f"{self.file}: {key} is {shown(checkpoint)}", key)
         against, metrics = (self._names(f"{where}.{key}", given.get(key) or ()) for key in ("against", "metrics"))
         if unknown := [who for who in against if not is_code(who)]:
             accepted = f"a list of {', '.join((RANDOM, *OPPONENTS.names()))} and MODULE:CLASS"

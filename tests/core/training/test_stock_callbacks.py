@@ -254,7 +254,11 @@ def test_functions_for_one_policy_are_told_what_to_take() -> None:
         ("train", "train_iteration()"),
         ("get_policy", "policies[POLICY_ID]"),
         ("compute_single_action", "predict({agent: observation})"),
+        ("compute_action", "predict({agent: observation})"),
         ("restore", "MultiAgentAlgorithm.load(path, env)"),
+        ("get_weights", "get_parameters() and set_parameters()"),
+        ("workers", "env has the envs"),
+        ("config", "policies[POLICY_ID] is the SB3 algorithm"),
         ("evaluate", "marl_sb3.evaluate_policies(algo, env, n_episodes)"),
     ],
 )

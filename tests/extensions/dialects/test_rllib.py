@@ -61,6 +61,7 @@ FIELD_VALUES: dict[str, tuple[Any, str, Any]] = {
     "algorithm_config_overrides_per_module": ({"p": {"lr": 0.1}}, "policy_settings", {"p": {"learning_rate": 0.1}}),
     "metrics_num_episodes_for_smoothing": (7, "stats_window_size", 7),
     "policy_mapping_fn": ("swap", "mapping", "swap"),
+    "horizon": (50, "episode_horizon", 50),
     "sample_timeout_s": (7.5, "worker_timeout_s", 7.5),
     "max_num_env_runner_restarts": (7, "max_worker_restarts", 7),
     "evaluation_config": ({"explore": False}, "evaluation.deterministic", True),
@@ -331,8 +332,15 @@ def test_a_later_source_wins_by_whatever_name() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"train_batch_size": 9, "n_steps": 9}, "train_batch_size and n_steps are both given, but mean the same"),
-        ({"train_batch_size": 9, "rollout_fragment_length": 9}, "n_steps are both given"),
+        ({"train_batch_size": 9, "n_steps": 9}, "train_batch_size and n_steps are both given, but mean the same; acc"),
+        (
+            {"rollout_fragment_length": 9, "train_batch_size": 9},
+            "train_batch_size and rollout_fragment_length are both given, but mean the same, n_steps; accepted: one of",
+        ),
+        (
+            {"clip_rewards": True},
+            "RLlib's clip_rewards is true; accepted: a number X, which clips to -X to X, or false",
+        ),
         ({"num_env_runners": 2, "n_envs": 2}, "num_env_runners and n_envs are both given"),
         ({"num_env_runners": 2, "num_workers": 2}, "num_env_runners and num_workers are both given"),
         ({"lr": 1, "learning_rate": 1}, "lr and learning_rate are both given"),

@@ -84,8 +84,8 @@ def test_the_section_default_is_for_envs_without_one_of_their_own(
 ) -> None:
     config = load_config("Pendulum-v0", hparams=zoo)
     assert config.n_timesteps == 200
-    said = f"{zoo} has no settings for env 'Pendulum-v0': those of its section 'default' are used; it has some for "
-    assert list(config.notes) == [f"{said}Pendulum-v1"]
+    said = f"{zoo} has no settings for env 'Pendulum-v0': those of its section 'default' are used; did you mean "
+    assert list(config.notes) == [f"{said}Pendulum-v1?"]
     assert "default" not in to_yaml(config)
     marl_sb3.train("arena", hparams=zoo, n_envs=1, timesteps=8, settings={"n_steps": 8, "batch_size": 8})
     assert f"{zoo} has no settings for env 'arena': those of its section 'default' are used" in caplog.text

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from marl_sb3.errors import ConfigError, install_words
+from marl_sb3.errors import ConfigError, install_words, require_known
 from marl_sb3.extensions.remote.processes.messages import Failed, MessageLog, pass_on
 from marl_sb3.extensions.remote.processes.pool import Lost, Make, Pool, unsendable
 from marl_sb3.extensions.remote.ray import RaySettings
@@ -153,12 +153,9 @@ class Connection:
             return None
         from ray.runtime_env import RuntimeEnv
 
-        unknown = sorted(set(settings.runtime_env) - RuntimeEnv.known_fields)
-        if unknown:
-            accepted = ", ".join(sorted(name for name in RuntimeEnv.known_fields if not name.startswith("_")))
-            raise ConfigError(
-                f"ray: runtime_env: unknown field {unknown[0]!r}; accepted: {accepted}", key="ray_runtime_env"
-            )
+        known = sorted(name for name in RuntimeEnv.known_fields if not name.startswith("_"))
+        for name in sorted(set(settings.runtime_env) - RuntimeEnv.known_fields):
+            require_known(name, known, f"ray: runtime_env: unknown field {name!r}", "ray_runtime_env")
         try:
             return dict(RuntimeEnv(**settings.runtime_env))
         except (ValueError, TypeError) as error:
