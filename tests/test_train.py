@@ -158,7 +158,7 @@ WRONG = [
     ("arena --policies each", "argument --policies: invalid choice: 'each'"),
     ("arena --set gamma", "--set is 'gamma'; accepted: KEY=VALUE"),
     ("arena --set =3", "--set is '=3'; accepted: KEY=VALUE"),
-    ("arena --set gamma=[1", "cannot read the value '[1'"),
+    ("arena --set gamma=[1", "--set gamma: cannot read the value '[1'"),
     ("arena --set algorithm=ppo", "--set algorithm: unknown hyperparameter 'algorithm' of PPO; did you mean"),
     ("arena --set self=1", "--set self: unknown hyperparameter 'self' of PPO"),
     (

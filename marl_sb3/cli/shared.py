@@ -185,7 +185,10 @@ def assignments(option: str, texts: Iterable[str], accepted: str = "KEY=VALUE") 
         key, equals, value = text.partition("=")
         if not key or not equals:
             raise ConfigError(f"{option} is {text!r}; accepted: {accepted}", key=option)
-        found[key.strip()] = parse_value(value)
+        try:
+            found[key.strip()] = parse_value(value)
+        except ConfigError as error:
+            raise ConfigError(f"{option} {key.strip()}: {error}", key=option) from error
     return found
 
 

@@ -29,7 +29,7 @@ from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.core.vec_env import MultiAgentVecEnv, fresh_seed, make_vec_env
 from marl_sb3.doors import Assignment
 from marl_sb3.envs import attribute_from_here, named_wrappers, wrapping_factory
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, require_known
 from marl_sb3.extensions.assignment import SampledAssignment, SwappedAssignment
 from marl_sb3.extensions.remote import AnyRunners
 from marl_sb3.league import League
@@ -162,11 +162,14 @@ def _require_masks(config: TrainConfig, factory: EnvFactory | None, algorithm: M
 
 @contextmanager
 def source_named(config: TrainConfig, key: str | None = None) -> Iterator[None]:
-    """Put the file or option of the wrong setting before the message of a `ConfigError`."""
+    """Put the file or option of the wrong setting before the message of a `ConfigError`, once."""
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{config.where(key or error.path)}{error}", key=error.key) from error
+        where = config.where(key or error.path)
+        if str(error).startswith(where):
+            raise
+        raise ConfigError(f"{where}{error}", key=error.key) from error
 
 
 def resolved(config: TrainConfig) -> TrainConfig:
@@ -316,9 +319,8 @@ def _require_known(config: TrainConfig, policy_ids: Sequence[PolicyID], env: Mul
     for policy_id, settings in config.policy_settings.items():
         if policy_id in policy_ids:
             continue
-        if policy_id in SECTIONS:
-            names, accepted = ", ".join(map(repr, settings)), ", ".join(names_in(policy_id))
-            raise ConfigError(f"{names} in {policy_id} is unknown; accepted: {accepted}", key=policy_id)
+        for name in settings if policy_id in SECTIONS else ():
+            require_known(name, names_in(policy_id), f"{name!r} in {policy_id} is unknown", f"{policy_id}.{name}")
         hint = "; with policies per_agent each agent has its own" if policy_id in env.agents else ""
         close = difflib.get_close_matches(policy_id, [*SECTIONS, "env", "policy_kwargs"], n=1)
         hint = f"; or did you mean {close[0]}.{next(iter(settings))}?" if close and settings else hint

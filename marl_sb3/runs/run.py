@@ -21,7 +21,7 @@ from marl_sb3.core.state import Checkpoint, StateReader
 from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.envs import named_factory
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
 from marl_sb3.extensions.remote import AnyRunners
 from marl_sb3.extensions.store import find_checkpoint, read_bundle, with_checkpoint
@@ -309,8 +309,12 @@ class SavedRun:
         return replace(bundle, custom_metrics=info_metrics(self.config.custom_metrics, "custom_metrics"))
 
     def read(self, found: Checkpoint, env: MultiAgentVecEnv | None = None) -> PolicyBundle:
-        """Load the policies in a checkpoint of the run; see `policies`."""
+        """Load the policies in a checkpoint of the run; see `policies`. Errors name the checkpoint."""
         policy_ids = StateReader(found.state).fields("specs").names()
         with source_named(self.config):
             specs = {policy_id: policy_spec(self.config, policy_id, policy_ids) for policy_id in policy_ids}
-        return read_bundle(found, specs, self.config.device, env)
+        try:
+            return read_bundle(found, specs, self.config.device, env)
+        except CheckpointError as error:
+            where = "" if str(found.folder) in str(error) else f"{found.folder}: "
+            raise CheckpointError(f"{where}{error}") from error

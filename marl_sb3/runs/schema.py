@@ -25,6 +25,7 @@ from marl_sb3.core.config import (
     refusal,
     require,
     require_ids,
+    section_by_setting,
     shown,
 )
 from marl_sb3.errors import ConfigError
@@ -51,23 +52,28 @@ class Source:
         return printable(self.label).replace("\n", r"\n")
 
 
+# First parts of keys of errors -> the setting that has what they name, if no other has.
+_ELSEWHERE = {"env": "env_kwargs", "against": "league.opponents"}
+
+
 def source_of(sources: Mapping[str, Source], key: str | None) -> Source | None:
     """Return where the setting that an error names was given.
 
     Args:
         sources: setting -> source; settings are named `gamma`, `checkpoints.every`, `pol1.gamma`, `policies.pol1`, ...
         key: key of the error. `pol1.gamma` finds the source of that policy's setting, or else of the setting for all
-            policies; `pol1` finds the source of the first setting of that policy, and `policy_kwargs.net_arch` that
-            of `policy_kwargs`.
+            policies; `pol1` finds the source of the setting of that policy that was given last, and
+            `policy_kwargs.net_arch` that of `policy_kwargs`.
     """
     if not key:
         return None
     within = (name for name in sources if name.startswith(f"{key}."))
-    candidates = [key, next(within, ""), f"policies.{key}"]
+    candidates = [key, max(within, key=lambda name: sources[name].order, default=""), f"policies.{key}"]
     parts = key.split(".")  # a policy's id may have several parts
     for name in [".".join(parts[first:]) for first in range(len(parts))]:  # `key`, and the settings for all policies
         whole = name.rpartition(".")[0]
         candidates += [name, whole] if whole.rpartition(".")[2] == "policy_kwargs" else [name]
+    candidates += [_ELSEWHERE.get(parts[0], ""), f"{section_by_setting().get(parts[-1])}.{parts[-1]}"]
     return next((sources[name] for name in candidates if name in sources), None)
 
 

@@ -469,8 +469,8 @@ def metric_names(run: Run) -> list[str]:
 
 def require_metrics(run: Run) -> None:
     """Refuse stop conditions and a checkpoint metric that no iteration will log."""
-    known = metric_names(run)
     with source_named(run.config):
+        known = metric_names(run)
         for metric in run.config.stop:
             require_logged(metric, known)
         require_logged(run.config.checkpoints.metric, known, "checkpoints.metric")

@@ -18,7 +18,16 @@ from marl_sb3.core.learners import hyperparameter_defaults, spec
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import OPPONENTS
 from marl_sb3.files import read_yaml
-from marl_sb3.runs import TrainConfig, check_device, load_config, preset_path, require_trusted, resolved, to_yaml
+from marl_sb3.runs import (
+    TrainConfig,
+    check_device,
+    load_config,
+    preset_path,
+    require_trusted,
+    resolve,
+    resolved,
+    to_yaml,
+)
 from marl_sb3.runs.building import build, policy_spec, with_rollouts
 
 
@@ -213,3 +222,30 @@ def test_a_policy_that_plays_only_in_some_episodes_has_rollouts_of_one_agent() -
 
 def test_a_preset_sets_its_own_rollouts() -> None:
     assert not load_config("arena").picks_rollouts
+
+
+# --- What messages name -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("evaluation.episodes", 4),  # the preset has `evaluation.deterministic`
+        ("checkpoints.evry", 4),
+        ("evaluation.function", "no_module:f"),
+        ("league.opponents", ["no_module:C"]),
+        ("custom_metrics", {"x": [1]}),
+        ("env_kwargs", {"heigt": 3}),
+        ("env.heigt", 3),
+        ("data.replay_data", "nothing"),
+        ("shred.gamma", 0.9),
+        ("gama", 0.9),
+        ("policy_kwargs.netarch", [3]),
+        ("stop.x", 3),
+        ("policies", {"a": {"agents": ["agent1"]}}),
+    ],
+)
+def test_a_message_names_what_the_user_has_typed(key: str, value: Any, in_tmp: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^--set {key}: ") as raised:
+        resolve(load_config("arena", settings={key: value}))
+    assert str(raised.value).count("--set") == 1

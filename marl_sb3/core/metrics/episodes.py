@@ -131,7 +131,7 @@ def info_metrics(entries: Mapping[str, Mapping[str, Any]], source: str) -> dict[
     try:
         return {name: InfoMetric(**fields) for name, fields in entries.items()}
     except (TypeError, AttributeError) as error:
-        raise ConfigError(f"{source} is {entries!r}; accepted: {{name: {{key, agent, reduce}}}} ({error})") from error
+        raise ConfigError(f"{source} is {entries!r}; accepted: {{name: {{key, agent, reduce}}}}", key=source) from error
 
 
 @dataclass(frozen=True)

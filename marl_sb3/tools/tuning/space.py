@@ -409,7 +409,10 @@ def parse_grid(grid: Grid) -> Space:
                 raise ConfigError(
                     f"--grid {key} is given twice; accepted: {key}=A,B,C once, with all values", key="grid"
                 )
-            values[key] = parse_value(f"[{written}]")
+            try:
+                values[key] = parse_value(f"[{written}]")
+            except ConfigError as error:
+                raise ConfigError(f"--grid {key}: {error}", key="grid") from error
     section = {name: {"choices": list(each)} for name, each in values.items()}
     return parse_space(section, "grid" if isinstance(grid, Mapping) else "--grid")
 

@@ -467,6 +467,18 @@ def test_an_opponent_that_fails_is_named_with_its_place() -> None:
         played({"zero": Always(0), "fails": Fails()})
 
 
+def test_a_checkpoint_that_does_not_fit_the_run_is_named(run: Path, in_tmp: Path) -> None:
+    """As a member of its league that is from another training."""
+    copied = Path(shutil.copytree(run, in_tmp / "copied"))
+    config = (copied / "config.yaml").read_text()
+    layers = re.search(r"net_arch:\n(?: +- \d+\n)+|net_arch: \[[^]]*\]\n", config)
+    assert layers is not None
+    (copied / "config.yaml").write_text(config.replace(layers[0], "net_arch: [9]\n"))
+    where = re.escape(str(copied / "checkpoints" / "ckpt-"))
+    with pytest.raises(CheckpointError, match=rf"^{where}\d+: policy-\d+: .* accepted: float32"):
+        marl_sb3.match([copied], checkpoints="all", episodes=1)
+
+
 def test_a_damaged_list_of_members_is_refused(run: Path, tmp_path: Path) -> None:
     copied = shutil.copytree(run, tmp_path / "copied")
     members = copied / "league" / "members.json"
