@@ -20,6 +20,7 @@ from marl_sb3.tools.tuning.storage import is_inner_database, require_own_study, 
 
 Sampler = Literal["tpe", "random", "grid", "gp", "pbt"]
 Pruner = Literal["median", "asha", "none"]
+_EVERY = "checkpoints.every"  # of a file, it is for whole trainings
 THE_SEARCH = "the search"  # the source of settings that a configuration has only because it is a trial
 _FILE = "study.yaml"
 
@@ -198,7 +199,7 @@ class Search:
             "seed": seed,
             "n_timesteps": config.n_timesteps,
             "n_parallel_updates": config.n_parallel_updates,  # workers divide the cores among them
-            "checkpoints.every": 0,
+            "checkpoints.every": config.checkpoints.every if _EVERY in {*self.settings, *self.space.names} else 0,
             "evaluation.interval": config.n_timesteps // self.evaluations,
             "evaluation.interval_unit": "timesteps",
             "evaluation.duration": self.evaluation_episodes,
@@ -264,7 +265,6 @@ _OF_THE_SEARCH = {
     "evaluation.interval_unit": "--evaluations, of each trial",
     "evaluation.duration": "--evaluation-episodes",
     "evaluation.duration_unit": "--evaluation-episodes",
-    "checkpoints.every": "nothing, since a trial keeps its last checkpoint and the best",
     "extensions": "n_timesteps and --timesteps",
 }
 _OF_POPULATIONS = {name: getattr(Search, name) for name in ("pbt_quantile", "pbt_resample")}
