@@ -196,7 +196,7 @@ REFUSED = [
     (
         {"settings": {"policy": "CnnPolicy"}},
         "NatureCNN must be used with a gym.spaces.Box observation space, not MultiDiscrete([100 100]); accepted by "
-        "CnnPolicy: images of at least 36 x 36 pixels; the agents observe MultiDiscrete",
+        "CnnPolicy: images of at least 36 x 36 pixels, with an axis of channels; the agents observe MultiDiscrete",
     ),
     ({"settings": {"policies_to_train": ["q"]}}, "--set policies_to_train: policies_to_train names unknown policy 'q'"),
     ({"settings": {"policy": "MlpPolcy"}}, "--set policy: unknown policy 'MlpPolcy'"),
@@ -231,7 +231,7 @@ REFUSED = [
     ({"device": "cuda:x"}, "--device: device is 'cuda:x'; accepted: auto, cpu, cuda"),
     ({"vectorizer": "fast"}, "--vectorizer: unknown vectorizer 'fast'; accepted: auto, batched, sync, supersuit"),
     ({"env": "toy_envs:np"}, "'np' cannot be called"),
-    ({"env": "builtins:dict"}, "returned dict; accepted: a pettingzoo.ParallelEnv"),
+    ({"env": "builtins:dict"}, "builtins:dict makes an object of builtins.dict; accepted: a pettingzoo.ParallelEnv"),
 ]
 
 
