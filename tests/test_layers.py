@@ -237,7 +237,7 @@ def test_a_name_from_inside_another_room_is_found() -> None:
 def _is_of(folder: Path) -> bool:
     """Whether the package has a folder, or a module in its place, or it is one of those for the whole package."""
     is_room = (PACKAGE / folder).is_dir() or ".".join([NAME, *folder.parts]) in MODULES
-    return is_room or str(folder) in ("crash", "hostile")
+    return is_room or str(folder) in ("crash", "hostile", "memory")
 
 
 def test_tests_stand_in_the_folders_of_what_they_test() -> None:
