@@ -503,8 +503,8 @@ class Dialect(Protocol):
     def names_of(self, setting: str) -> str | None:
         """Say which names mean a setting, for an error about it, such as "RLlib's lr"; None: no others."""
 
-    def method(self, name: str) -> str | None:
-        """Say what does the same here as a method of the library's algorithm; None: unknown."""
+    def method(self, name: str, of: str = "algorithm") -> str | None:
+        """Say what does the same here as a method of the library's `algorithm` or `env`; None: unknown."""
 
 
 DIALECTS: Door[Dialect] = Door("dialect of settings")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import tempfile
 import time
 from pathlib import Path
@@ -14,6 +15,16 @@ from marl_sb3.systems import CAN_FORK
 LONGEST_S = 60.0  # then it is compiled all the same: the other process may have failed to
 _POLL_S = 0.02
 _held: dict[Path, IO[bytes]] = {}  # by the files that this process is about to write
+
+
+def shared_symbols(base: Path) -> set[str]:
+    """The symbols that two files of compiled code below a folder define, although two processes compiled them."""
+    compilers: dict[str, set[str]] = {}
+    for path in base.rglob("*.nbc"):
+        _, own = pickle.loads(path.read_bytes()[32:])
+        for symbol, compiler in own.items():
+            compilers.setdefault(symbol, set()).add(compiler)
+    return {symbol for symbol, found in compilers.items() if len(found) > 1}
 
 
 def compile_once() -> None:

@@ -6,7 +6,6 @@ import functools
 import gc
 import importlib
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 import numba
 import pytest
 import torch
-from compiling_once import compile_once
+from compiling_once import compile_once, shared_symbols
 from forked import Client, ForkServer, forked_subprocess
 from odd_files import content
 
@@ -75,16 +74,6 @@ def pytest_runtest_makereport(
         report.outcome = "skipped"
         report.longrepr = (str(item.path), 0, "Skipped: this system cannot fork processes")
     return report
-
-
-def shared_symbols(base: Path) -> set[str]:
-    """The symbols that two files of compiled code below a folder define, although two processes compiled them."""
-    compilers: dict[str, set[str]] = {}
-    for path in base.rglob("*.nbc"):
-        _, own = pickle.loads(path.read_bytes()[32:])
-        for symbol, compiler in own.items():
-            compilers.setdefault(symbol, set()).add(compiler)
-    return {symbol for symbol, found in compilers.items() if len(found) > 1}
 
 
 @pytest.hookimpl(trylast=True)

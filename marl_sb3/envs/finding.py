@@ -61,6 +61,8 @@ class Installed:
         module = _module_of(name) or (name.replace("/", ".") if here.is_file() else None)
         if module is not None:
             return f"{module}:NAME, where NAME is the env's class or a function that returns one"
+        if name.endswith("Policy"):
+            return f"a policy of SB3: the envs come first, MultiAgentAlgorithm(env, policy={name!r})"
         found = re.fullmatch(r"(?:\w+[./])?(simple(?:_\w+)?)[-_](v[0-9]+)", name, re.ASCII)
         if found is not None:
             return f"mpe2/{found[1]}-{found[2]} of the package mpe2"

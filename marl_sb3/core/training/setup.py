@@ -174,8 +174,7 @@ def set_up(
         except CheckpointError as error:
             raise ConfigError(f"policy {policy_id!r} could not be saved: {error}", key="policies") from error
         learners[policy_id] = learner
-    groups = {policy_id: its.group for policy_id, its in rows.items()}
-    spaces = {policy_id: PolicySpaces(its.observation_space, its.action_space) for policy_id, its in groups.items()}
+    spaces = {name: PolicySpaces(its.group.observation_space, its.group.action_space) for name, its in rows.items()}
     policies_made = {policy_id: learner.algorithm for policy_id, learner in learners.items()}
     processing = {policy_id: learner.processing for policy_id, learner in learners.items()}
     bundle = PolicyBundle(policies_made, mapping.policy_of, spaces, processing, candidates=mapping.varied)

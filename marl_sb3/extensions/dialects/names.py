@@ -33,7 +33,7 @@ from marl_sb3.extensions.dialects.rllib import (
     unnested,
 )
 from marl_sb3.extensions.dialects.rllib_names import METHODS, NO_COUNTERPART, RENAMED, VALUES
-from marl_sb3.extensions.dialects.zoo import IN_PYTHON, KEYS, action_noise, is_noise, parse_literal
+from marl_sb3.extensions.dialects.zoo import IN_PYTHON, KEYS, OF_VEC_ENVS, action_noise, is_noise, parse_literal
 
 if TYPE_CHECKING:
     from marl_sb3.core.learners import PolicySpec
@@ -249,9 +249,9 @@ class RLlibNames:
         """See `Dialect.names_of`."""
         return explanation(setting)
 
-    def method(self, name: str) -> str | None:
+    def method(self, name: str, of: str = "algorithm") -> str | None:
         """See `Dialect.method`."""
-        return METHODS.get(name)
+        return METHODS.get(name) if of == "algorithm" else None
 
 
 class ZooNames:
@@ -280,9 +280,9 @@ class ZooNames:
         """See `Dialect.names_of`; its names of SB3's arguments are SB3's."""
         return None
 
-    def method(self, name: str) -> str | None:
-        """See `Dialect.method`; its algorithms are SB3's."""
-        return None
+    def method(self, name: str, of: str = "algorithm") -> str | None:
+        """See `Dialect.method`; its envs are SB3's."""
+        return OF_VEC_ENVS.get(name) if of == "env" else None
 
 
 RLLIB: Dialect = RLlibNames()

@@ -209,3 +209,21 @@ def action_noise(written: str, given: Mapping[str, Any]) -> Iterator[tuple[str, 
         words = f"noise_type is {kind!r}, noise_std is {scale!r}; accepted: {accepted}"
         raise ConfigError(words, key=written)
     yield written, f"{of_policy}action_noise", None if name is None else {name: scale}
+
+
+# --- Envs ------------------------------------------------------------------------------------------------------------
+
+_ROWS = "is a MultiAgentVecEnv, whose agents act together; SB3's wrappers, EvalCallback and algorithms take"
+_WRAPPED = (
+    f"it {_ROWS} env.as_sb3_vec_env(); for MultiAgentAlgorithm, settings of a policy do the same as wrappers: "
+    "normalize_observations, normalize_rewards and frame_stack"
+)
+# Attributes of SB3's `VecEnv` -> what does the same on the vec envs of a training.
+OF_VEC_ENVS: Mapping[str, str] = {
+    "observation_space": _WRAPPED,
+    "action_space": _WRAPPED,
+    "env_method": "env.call(name, indices, *arguments) calls a method of the envs, range(env.num_envs) of all",
+    "get_attr": "env.call(name, indices) returns an attribute of the envs, range(env.num_envs) of all",
+    "set_attr": "env.configure(indices, name=value) changes settings of envs with a method configure(**settings) from "
+    "their next episodes on; env.call('set_wrapper_attr', indices, name, value) sets an attribute now",
+}

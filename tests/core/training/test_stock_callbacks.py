@@ -15,6 +15,7 @@ import stable_baselines3.common.callbacks
 from stable_baselines3.common import callbacks as stock
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import Figure, HParam, TensorBoardOutputFormat
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 from toy_envs import ScriptedEnv
 
 import marl_sb3
@@ -238,6 +239,28 @@ def test_each_training_has_its_folder_for_tensorboard_as_in_sb3(tmp_path: Path) 
     assert {path.name: len([*path.iterdir()]) for path in tmp_path.iterdir()} == {
         "fast_1": 2, "fast_2": 1, "slow_1": 1, "run_1": 1
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("use", "instead"),
+    [
+        (VecNormalize, r"take env.as_sb3_vec_env\(\); .* normalize_observations"),
+        (lambda env: VecFrameStack(env, 4), "frame_stack"),
+        (lambda env: env.env_method("render"), r"env.call\(name, indices, \*arguments\)"),
+        (lambda env: env.get_attr("level"), r"env.call\(name, indices\) returns an attribute"),
+        (lambda env: env.set_attr("level", 2), r"env.configure\(indices, name=value\)"),
+    ],
+)
+def test_names_of_sb3s_vec_env_are_hinted_at(use: Callable[[Any], Any], instead: str) -> None:
+    env = make_vec_env(ScriptedEnv)
+    with pytest.raises(AttributeError, match=instead):
+        use(env)
+    with pytest.raises(ConfigError, match=r"accepted: env.as_sb3_vec_env\(\), or a MultiAgentAlgorithm"):
+        marl_sb3.PPO("MlpPolicy", env)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"the envs come first, MultiAgentAlgorithm\(env, policy='MlpPolicy'\)"):
+        MultiAgentAlgorithm("MlpPolicy", env)
+    assert not hasattr(env, "nothing")
+    assert not hasattr(env, "_nothing")
 
 
 def test_functions_for_one_policy_are_told_what_to_take() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import of_sizes
 import pytest
-from conftest import shared_symbols
+from compiling_once import shared_symbols
 
 from marl_sb3.systems import CAN_FORK
 
