@@ -357,7 +357,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         """
 
         def use(found: Checkpoint) -> MultiAgentAlgorithm:
-            vec_env, of_run = as_vec_env(env), parameters_of(cls)
+            vec_env, of_run = as_vec_env(env), parameters_of(cls)  # type: ignore[arg-type]
             given = {name: value for name, value in settings.items() if name in of_run}
             hyperparameters = {name: value for name, value in settings.items() if name not in of_run}
             arguments = constructor_arguments(found, policies, given, hyperparameters, vec_env.num_envs)
