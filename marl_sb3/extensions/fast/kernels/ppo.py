@@ -13,7 +13,7 @@ gradient, as in SB3's `a2c.py`.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -295,9 +295,7 @@ def value_losses(
 # Each operation is rounded: else LLVM may take out `before` where values are not clipped, in a loop over single rows
 # and not in one over several, and which of the two runs depends on where the arrays happen to be.
 @strict_kernel
-def _clipped_value_loss(
-    batch: Samples, vf_out: FloatArray, clip: float, by_value: float, vf_delta: FloatArray
-) -> float:
+def _clipped_value_loss(batch: Samples, vf_out: FloatArray, clip: Any, by_value: Any, vf_delta: FloatArray) -> float:
     """Return the sum of squared errors of clipped values, with their gradients; that of a clipped one is 0, as torch's.
 
     Args:
