@@ -214,6 +214,9 @@ class LeagueRunner(AssignedRunner):
         played = self._players()
         episodes = super()._record(step)
         plays, nobody = self._players(), np.zeros(step.acted.shape, dtype=np.bool_)
+        for name in plays.keys() - played.keys() - self._code.keys():
+            for actor in self._actors_of(name):
+                actor.step = 0  # counted since they play, as by those that a resumed run makes anew
         for name in dict.fromkeys([*played, *plays]):
             if name not in self._code and (name not in self._batches or self._remembers[name]):
                 seen = seen_by_players(step, plays.get(name, nobody), played.get(name, nobody))

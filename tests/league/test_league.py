@@ -218,6 +218,7 @@ def test_a_training_with_a_pool_goes_on_exactly(name: str, tmp_path: Path) -> No
     guests = [each.get_state()[0]["env"]["guests"] for each in (whole, rest)]
     for part in ("names", "members", "actors"):  # in the same order, whatever was played before
         assert [*guests[0][part]] == [*guests[1][part]] == sorted(guests[0][part])
+    assert repr(guests[0]) == repr(guests[1])
     assert result["league"]["pool_size"] == 3
     assert {*result["league"]["against"]["main"]} <= {"random", "main@1", "main@4", "main@5", "main@6"}
 
