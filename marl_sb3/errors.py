@@ -104,8 +104,8 @@ def described(error: BaseException) -> str:
 def did_you_mean(given: object, known: Iterable[str], most: int = 1) -> str:
     """Return `did you mean A, B?` with the known names that are most like a given one; empty if none is."""
     names = list(map(str, known))
-    close = difflib.get_close_matches(str(given), names, most) or [name for name in names if str(given) in name][:most]
-    return f"did you mean {', '.join(close)}?" if close else ""
+    close = difflib.get_close_matches(str(given), names, most) or [n for n in names if given and str(given) in n]
+    return f"did you mean {', '.join(close[:most])}?" if close else ""
 
 
 def require_known(name: object, known: Iterable[str], words: str, key: str | None = None) -> None:

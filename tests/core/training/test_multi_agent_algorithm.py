@@ -339,7 +339,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         (
             {"policy_kwargs": {"net_arc": []}},
             "policy_kwargs.net_arc",
-            "'net_arc' of ActorCriticPolicy; did you mean net_arch",
+            "'net_arc' of ActorCriticPolicy; accepted: net_arch, .*; did you mean net_arch",
         ),
         (
             {"policy_kwargs": {"qqq": 1}},
