@@ -23,6 +23,7 @@ from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.extensions.fast.coverage import Reliance, acting_coverage, update_coverage
 from marl_sb3.extensions.fast.hybrid import HybridActions
 from marl_sb3.extensions.fast.update_path import TwoPaths, load_blas, require_path
+from marl_sb3.output import print_text
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class FusedOnPolicy(FusedActing):
             self.logger.record("train/clip_range_vf", update.settings.clip_range_vf)
         if self.verbose >= 1 and update.reached_kl is not None:
             epoch = update.n_epochs - 1
-            print(f"Early stopping at step {epoch} due to reaching max kl: {update.reached_kl:.2f}")
+            print_text(f"Early stopping at step {epoch} due to reaching max kl: {update.reached_kl:.2f}")
 
     def record_update(self, means: Mapping[str, float], clip_range: float) -> None:
         """Record in SB3's logger, under the same names, what the algorithm's `train` does; here, PPO's."""
