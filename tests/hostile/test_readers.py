@@ -29,6 +29,9 @@ OTHERS = ("systems.py", "compiling.py")  # what they read and write is of the us
 
 # Module -> call -> why it is not one of `marl_sb3.files`.
 KNOWN = {
+    "envs/compiled/originals.py": dict.fromkeys(
+        ("Path(str(module.__file__)).read_bytes", "file.read_bytes"), "the source of a module that is imported"
+    ),
     "evaluation/player.py": {"self.films.pop(next(iter(self.films))).unlink": "a film of this process"},
     "extensions/data/dataset.py": {"json.loads": "what `read_bytes` has read; `damage_named` around it"},
     "extensions/data/episode_files.py": {
@@ -69,7 +72,7 @@ KNOWN = {
         **dict.fromkeys(("zipfile.ZipFile", "th.load"), "with --trust-pickle alone, and tensors alone"),
         "zip_path.with_suffix('.processing.json').write_text": "in a temporary folder",
     },
-    "output.py": {"os.open": "os.devnull"},
+    "output.py": {"open": "os.devnull"},
     "results/exchange.py": {"json.loads": "what `read_regular` has read; ConfigError for all that it raises"},
     "results/result_log.py": {"json.loads": "what `read_regular` has read; ConfigError for all that it raises"},
     "runs/imitate.py": {"json.loads": "what `read_regular` has read; ConfigError for all that it raises"},

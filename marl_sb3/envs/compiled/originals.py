@@ -54,9 +54,13 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "pettingzoo.utils.wrappers.order_enforcing": ("9f3ccf5460fb636a",),
 }
 
-# What classes and modules have besides what their text says; envs of mpe2 write their names into `metadata` of a base.
+# What classes and modules have besides what their text says, some of it since Python has copied, warned or been asked;
+# envs of mpe2 write their names into `metadata` of a base.
 _NOT_COMPARED = {
+    "__annotations__",
     "__dict__",
+    "__slotnames__",
+    "__warningregistry__",
     "__weakref__",
     "__builtins__",
     "__cached__",

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain, pairwise
-from operator import attrgetter, is_, is_not, itemgetter
+from operator import attrgetter, eq, is_, is_not, itemgetter
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -82,6 +82,7 @@ class Reliance:
         others = [each for each in self._stood_for if not isinstance(each, th.Tensor)]  # a class of C
         kinds = dict.fromkeys(map(type, [algorithm, *self._modules, *others]))
         self._bases = list(dict.fromkeys(base for kind in kinds for base in kind.__mro__ if _is_of_library(base)))
+        self._of_bases = [dict(vars(base)) for base in self._bases]
         # Those that compute with parts of theirs; the layers have their parameters among the tensors.
         self._with_parts = {
             "_modules": [vars(module) for module in self._modules if type(module) not in _LEAVES],
@@ -122,6 +123,8 @@ class Reliance:
             if _any_hook(self._hooks) or any(map(_is_frozen_or_hooked, filter(_is_there, self._tensors()))):
                 return False
             self._registered = registered
+        if not all(map(eq, map(vars, self._bases), self._of_bases)):
+            return False
         objects, facts = self._look()
         return facts == self._facts and _are_same(objects, self._objects)
 
@@ -132,8 +135,6 @@ class Reliance:
         """
         tensors = self._tensors()
         objects = [self._algorithm.policy, *self._values(), *map(type, self._modules), *tensors]
-        for base in self._bases:
-            objects += vars(base).values()
         for kind, members in self._with_parts.items():
             objects += chain.from_iterable(map(dict.values, map(itemgetter(kind), members)))
         # A replaced method of a module is one more member.
@@ -201,6 +202,10 @@ _AROUND = tuple(
 )
 
 
+# What makes an object computes nothing afterwards. PyTorch itself replaces these when it exports or compiles something.
+_MAKING = ("__init__", "__setstate__")
+
+
 def _is_of_library(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in _LIBRARIES
 
@@ -210,7 +215,8 @@ def replaced_method(kind: type) -> str | None:
 
     Bases are not asked.
     """
-    return next((f"{kind.__name__}.{name}" for name, member in vars(kind).items() if not _is_own(member, kind)), None)
+    members = ((name, member) for name, member in vars(kind).items() if name not in _MAKING)
+    return next((f"{kind.__name__}.{name}" for name, member in members if not _is_own(member, kind)), None)
 
 
 def _is_own(member: Any, kind: type) -> bool:

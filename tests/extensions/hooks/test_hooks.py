@@ -233,7 +233,7 @@ def test_callbacks_are_named_by_options_and_files_and_never_by_run_folders(
     assert words in caplog.text
     caplog.clear()
     assert main(["--resume", "option", *short, "--callback", "named_hooks:Says"]) == 0
-    assert caplog.text == ""
+    assert [each for each in caplog.messages if not each.startswith("rollouts: ")] == []
     assert letters("option") == 5
 
 
@@ -280,7 +280,7 @@ def test_two_callbacks_of_one_class_are_resumed_with_the_arguments_of_each(
     assert caplog.text.count("--callback named_hooks:Says") == 1  # one of the two is missing
     caplog.clear()
     assert main(["--resume", "two", *short, *named, *named]) == 0
-    assert caplog.text == ""
+    assert [each for each in caplog.messages if not each.startswith("rollouts: ")] == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -252,6 +253,8 @@ def seed_rounds(algorithm: MultiAgentAlgorithm) -> None:
     """Seed all that is drawn in a training as its first shard does in each round."""
     runner: Any = algorithm.parts.runner
     collect, rounds = runner.collect, count(1)
+    for policy in algorithm.policies.values():  # a shard has spaces of its own, which it seeds
+        policy.action_space = copy.deepcopy(policy.action_space)
 
     def seeded(env_steps: int, listener: Any) -> bool:
         np.random.seed(next(rounds))  # noqa: NPY002
