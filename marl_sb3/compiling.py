@@ -309,7 +309,7 @@ class KernelCache:
                 _log.warning(_ONCE, self._what, extra=ORDINARY)
             return None
         except Exception as error:  # unpickling with other versions of other packages may raise anything
-            _log.warning("compiling %s again: its file %s is damaged (%r)", self._name, path, error)
+            _log.warning("compiling %s again: its file %s cannot be used (%r)", self._name, path, error)
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:

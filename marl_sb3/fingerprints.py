@@ -19,6 +19,7 @@ import numpy as np
 from numba.core.dispatcher import Dispatcher
 from numba.core.extending import _Intrinsic as Intrinsic
 from numba.core.types import Type
+from numba.core.typing.templates import builtin_registry
 
 # What these packages define is known by its name: their versions are a part of the fingerprint.
 _VERSIONED = ("numpy", "numba", "scipy", "llvmlite")
@@ -61,7 +62,7 @@ def _parts(value: Any, seen: _Seen) -> Iterator[str]:
         yield repr(value)
     elif isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
-        yield f"{array.dtype.descr} {array.shape} {array.tobytes().hex()}"
+        yield f"{array.dtype!r} {array.shape} {array.tobytes().hex()}"
     elif id(value) in seen:
         yield str(seen[id(value)][0])
     else:
@@ -87,12 +88,17 @@ def _parts_of_object(value: Any, seen: _Seen) -> Iterator[str]:
         yield from each(value.value)
     elif isinstance(value, type):
         yield from _parts_of_class(value, seen)
-    elif isinstance(value, FunctionType):
+    elif isinstance(value, FunctionType) and not _is_implemented_elsewhere(value):
         yield from _parts_of_function(value, seen)
     elif isinstance(value, CodeType):
         yield from _parts_of_code(value, seen)
     else:
         raise UnknownValueError(f"{value!r} is a {type(value).__qualname__}")
+
+
+def _is_implemented_elsewhere(function: FunctionType) -> bool:
+    """Whether numba compiles other code for a function, that of an `overload`, which nothing here would find."""
+    return any(function is each for each, _ in builtin_registry.globals)
 
 
 def _is_named(value: Any) -> bool:
@@ -116,7 +122,11 @@ def _parts_of_function(function: FunctionType, seen: _Seen) -> Iterator[str]:
     for part in (function.__code__, function.__defaults__, function.__kwdefaults__):
         yield from _parts(part, seen)
     for cell in function.__closure__ or ():
-        yield from _parts(cell.cell_contents, seen)
+        try:
+            content = cell.cell_contents
+        except ValueError as error:
+            raise UnknownValueError(f"{function!r} uses a variable around it that has no value yet") from error
+        yield from _parts(content, seen)
     names = frozenset(name for code in _codes(function.__code__) for name in code.co_names)
     loaded = {
         each.argval

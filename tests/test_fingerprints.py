@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numba
 import pytest
 
 from marl_sb3.fingerprints import UnknownValueError, fingerprint
@@ -140,3 +141,28 @@ def test_a_value_that_cannot_be_told_from_others_is_refused(imported: Callable[.
     module.RULE = object()
     with pytest.raises(UnknownValueError, match="is a object"):
         fingerprint(module.step)
+
+
+def named(x: float) -> float:
+    return x
+
+
+def calls_named(x: float) -> float:
+    return named(x)
+
+
+def test_a_function_that_numba_implements_by_other_code_is_refused() -> None:
+    numba.extending.overload(named)(lambda x: lambda x: 2 * x)
+    with pytest.raises(UnknownValueError, match="named"):
+        fingerprint(calls_named)
+
+
+def test_a_variable_without_a_value_is_refused() -> None:
+    def uses_later() -> int:
+        return later  # type: ignore[has-type]
+
+    with pytest.raises(UnknownValueError, match="no value yet"):
+        fingerprint(uses_later)
+    later = 1
+    assert fingerprint(uses_later)
+    assert uses_later() == later

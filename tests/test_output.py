@@ -22,7 +22,7 @@ from marl_sb3.compare import main as compare
 from marl_sb3.core.envs import register_env
 from marl_sb3.evaluate import main as evaluate
 from marl_sb3.extensions.display import standard_console
-from marl_sb3.output import LenientStream, print_text, printable
+from marl_sb3.output import ORDINARY, LenientStream, print_text, printable
 from marl_sb3.train import main
 
 TINY = ["--n-envs", "2", "--timesteps", "40", "--seed", "1", "--run-dir", "run"]
@@ -161,7 +161,10 @@ def test_names_of_runs_and_errors_in_the_log_are_escaped(
     assert evaluate(["share", "--episodes", "1", "-v"]) == 0
     assert compare([*map(str, Path("share").iterdir())]) == 0
     assert run_command(lambda: len(str(1 / 0)), 0) == 1
-    logging.getLogger("marl_sb3").warning("no policy %s", HOSTILE[:-1])  # pytest-xdist sends the log as UTF-8
+    for extra in (None, ORDINARY):
+        logging.getLogger("marl_sb3").warning(
+            "no policy %s", HOSTILE[:-1], extra=extra
+        )  # sent as UTF-8 by pytest-xdist
     captured = capsys.readouterr()
     for text in captured:
         assert "PWNED" in text

@@ -107,7 +107,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
     def format(self, record: logging.LogRecord) -> str:
         is_ordinary = hasattr(record, "ordinary") and record.levelno == logging.WARNING
-        return record.getMessage() if is_ordinary else super().format(record)
+        return printable(record.getMessage()) if is_ordinary else super().format(record)
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]

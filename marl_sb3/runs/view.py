@@ -145,9 +145,10 @@ def print_summary(
     no_returns = no_episode_yet(run.result, run.algorithm.tracker.longest_running())
     seconds, env_steps = run.result["time_total_s"], run.result["num_env_steps_sampled_lifetime"]
     agent_steps = sum(run.result["num_agent_steps_sampled_lifetime"].values())
-    compiling = f", {duration(spent_compiling_s)} of them compiling" if spent_compiling_s >= _MUCH_COMPILING_S else ""
-    working_s = seconds - spent_compiling_s if compiling else seconds
-    rate = env_steps / working_s if working_s > 0 else None
+    is_much = _MUCH_COMPILING_S <= spent_compiling_s < seconds  # evaluations may compile, too, which are not counted
+    compiling = f", {duration(spent_compiling_s)} of them compiling" if is_much else ""
+    working_s = seconds - spent_compiling_s if is_much else seconds
+    rate = env_steps / working_s if working_s else None
     totals = [
         *([] if no_returns is None else [no_returns]),
         f"trained: {counted(env_steps, 'env step')}, {counted(agent_steps, 'agent step')}",

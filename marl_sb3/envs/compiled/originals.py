@@ -105,7 +105,9 @@ def why_not_own(*modules: str) -> str | None:
     """Say which part of modules of this package somebody has replaced, and log it; None: all is as in their files."""
     for name in modules:
         module = importlib.import_module(name)
-        made = _made_again(module, digest_of(module))
+        if not (digest := digest_of(module)):
+            return f"the source of {name} cannot be read"
+        made = _made_again(module, digest)
         replaced = _Comparison(module, made).of_members(vars(module), vars(made), name)
         if replaced is not None:
             _log.info("envs are stepped one by one: %s", why := f"{replaced} is not that of its package")
@@ -116,7 +118,8 @@ def why_not_own(*modules: str) -> str | None:
 def digest_of(module: types.ModuleType) -> str:
     """The beginning of the SHA-256 of a module's text; "" if it has none."""
     file = Path(getattr(module, "__file__", None) or "none")
-    return hashlib.sha256(file.read_bytes().replace(b"\r\n", b"\n")).hexdigest()[:16] if file.is_file() else ""
+    is_text = file.suffix == ".py" and file.is_file()
+    return hashlib.sha256(file.read_bytes().replace(b"\r\n", b"\n")).hexdigest()[:16] if is_text else ""
 
 
 def _made_again(module: types.ModuleType, digest: str) -> types.ModuleType:
@@ -215,6 +218,7 @@ class _Comparison:
         Mapping: of_members,
         (list, tuple): _of_sequences,
         (staticmethod, classmethod): partial(_by, names=("__func__",)),
+        partial: partial(_by, names=("func", "args", "keywords")),
         types.MethodType: partial(_by, names=("__func__", "__self__")),
         property: partial(_by, names=("fget", "fset", "fdel")),
         np.ndarray: _of_arrays,

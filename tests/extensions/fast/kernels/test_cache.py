@@ -66,7 +66,7 @@ def test_damaged_files_are_compiled_again(
         assert (called(), called()) == (0, 1)
     (warning,) = caplog.messages
     assert "one_more" in warning
-    assert f"its file {file} is damaged" in warning
+    assert f"its file {file} cannot be used" in warning
 
 
 DAYS_S = 24 * 3600
