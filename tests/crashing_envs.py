@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Any, ClassVar
 
+import gymnasium
 import numpy as np
 from toy_envs import ScriptedEnv
 from waiting import wait_for
@@ -90,6 +91,22 @@ class Unrepeatable(Numbers):
 
     def observation(self, agent: str) -> np.ndarray:
         return np.random.default_rng().random(3, np.float32) if self.env_index == 1 else super().observation(agent)
+
+
+class UnrepeatableGame(gymnasium.Env[Any, Any]):
+    """Shows other numbers each time, and pays 1 for each of five steps."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2, 2))
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        self.steps = 0
+        return np.random.default_rng().random((2, 2), np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return np.random.default_rng().random((2, 2), np.float32), 1.0, self.steps == 5, False, {}
 
 
 class OncePerProcess(Numbers):

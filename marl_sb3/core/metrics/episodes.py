@@ -171,7 +171,6 @@ class EpisodeTracker(Stateful):
         custom_metrics: Mapping[str, InfoMetric] | None = None,
         candidates: Mapping[AgentID, Sequence[PolicyID]] | None = None,
     ) -> None:
-        window = require("stats_window_size", window, PositiveInt)
         self._agents = env.agents
         self._is_beneath = bool(env.metadata.get(BENEATH))
         self._policy_of, self._candidates = policy_of, candidates or {}
@@ -186,7 +185,7 @@ class EpisodeTracker(Stateful):
                     f"custom metric {name!r}: agent is {metric.agent!r}; the env has {', '.join(env.agents)}",
                     key="custom_metrics",
                 )
-        self.episodes: deque[Episode] = deque(maxlen=window)  # drops the oldest ones
+        self.episodes: deque[Episode] = deque(maxlen=require("stats_window_size", window, PositiveInt))  # the newest
         self._added: list[str] = []  # names of custom metrics that hooks have added
         self.begin()
 
@@ -232,9 +231,11 @@ class EpisodeTracker(Stateful):
         """
         ended = step.episode_done.copy()
         for index in np.flatnonzero(step.stepped).tolist():
-            counted = step.infos[index][self._agents[0]][BENEATH]
+            counted = step.infos[index].get(self._agents[0], {}).get(BENEATH)
+            if counted is None:  # the env was lost: its episode ends with what was counted last
+                continue
             if ended[index]:
-                before = step.reset_infos[index][self._agents[0]][BENEATH]
+                before = step.reset_infos[index].get(self._agents[0], {}).get(BENEATH)
                 ended[index], counted = before is not None, before or counted
             self.returns[index, 0], self.lengths[index] = counted
         return ended
@@ -367,8 +368,7 @@ class EpisodeTracker(Stateful):
 
         def commit() -> None:
             self._added = added
-            self.episodes.clear()
-            self.episodes.extend(episodes)
+            self.episodes = deque(episodes, self.episodes.maxlen)
 
         return commit
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crashing_envs import AlwaysFatal, Fatal, Modules, Numbers, Unrepeatable
+from crashing_envs import AlwaysFatal, Fatal, Modules, Numbers, Unrepeatable, UnrepeatableGame
 from test_workers_vec_env import plain_step, played
 
 from marl_sb3 import make_vec_env
 from marl_sb3.core.envs import env_factory
+from marl_sb3.core.metrics import EpisodeTracker
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecEnvRequest
+from marl_sb3.envs import named_wrappers, wrapping_factory
 from marl_sb3.errors import WorkerError
 from marl_sb3.extensions.remote.workers.vec_env import WorkersVecEnv
 
@@ -120,6 +122,21 @@ def test_an_env_that_cannot_be_brought_back_begins_a_new_episode(caplog: pytest.
     played(vec, 1)
     assert vec.call("step_count", range(4)) == [1, 1, 1, 1]
     vec.close()
+
+
+def test_an_episode_beneath_wrappers_ends_where_its_env_was_lost() -> None:
+    wrapped = wrapping_factory(UnrepeatableGame, named_wrappers("gymnasium.wrappers.FlattenObservation"))
+    vec = make_vec_env(wrapped, 2, seed=5, n_workers=2)
+    tracker = EpisodeTracker(vec, {"agent": "p"})
+    vec.reset()
+    tracker.begin()
+    for number in range(9):
+        if number == 3:
+            os.kill(processes(vec)[1], signal.SIGKILL)
+        tracker.record(vec.step([np.zeros((2, 1), int)]))
+    vec.close()
+    ends = [(each.env_index, each.agent_returns["agent"], each.length) for each in tracker.episodes]
+    assert ends == [(1, 3.0, 4), (0, 5.0, 5), (1, 5.0, 5)]  # it stood still in its last step
 
 
 def test_a_worker_is_lost_while_it_answers_something_else() -> None:
