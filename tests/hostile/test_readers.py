@@ -95,7 +95,7 @@ KNOWN = {
         "(_TEMPLATES / f'{kind}{template}').read_text": "a file of the package",
         "(folder / file).write_text": "in a folder that this call has made",
     },
-    "tools/tuning/population.py": {"shutil.copytree": "to a place that `remove_run` has freed; links stay links"},
+    "tools/tuning/population.py": {"shutil.copytree": "to a folder of `replaced_folder`; links stay links"},
     "tools/tuning/ray.py": {
         "zipfile.ZipFile": "of a process of the user's own cluster",
         "unfinished.rename": "to a place that `remove_run` has freed",

@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.store import checkpoints_of
-from marl_sb3.files import remove_folder
+from marl_sb3.files import remove_folder, replaced_folder
 from marl_sb3.runs import TRACEBACK_FILE, remove_run
 from marl_sb3.tools.tuning import trial as key
 from marl_sb3.tools.tuning.space import Space
@@ -162,7 +162,8 @@ def copy_run(source: Path, target: Path, env: str) -> None:
         return set(names) - newest if Path(folder) == source / "checkpoints" else set()
 
     remove_run(target, env)
-    shutil.copytree(source, target, symlinks=True, ignore=left_out)
+    with replaced_folder(target) as fresh:  # a part of a run would be no run, which the next attempt cannot remove
+        shutil.copytree(source, fresh, symlinks=True, ignore=left_out, dirs_exist_ok=True)
 
 
 # --- Who copied whom --------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import csv
 import html
 import io
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from marl_sb3.extensions.remote import RaySettings
 from marl_sb3.runs import RunFolder, load_config
 from marl_sb3.tools.tuning import TuneStudy, write_files
 from marl_sb3.tools.tuning.api import prepare_study
-from marl_sb3.tools.tuning.population import copies, enqueue_generation, exploit, explore, latest
+from marl_sb3.tools.tuning.population import copies, copy_run, enqueue_generation, exploit, explore, latest
 from marl_sb3.tools.tuning.queue import HERE
 from marl_sb3.tools.tuning.space import Parameter, parse_space
 from marl_sb3.tools.tuning.trial import COPIED, ERROR, INTERRUPTED, KILLED, PARENT
@@ -199,6 +200,25 @@ def test_kills_lose_no_member_and_repeat_no_generation(in_tmp: Path, monkeypatch
     errors = [trial.user_attrs[ERROR] for trial in study.trials if ERROR in trial.user_attrs]
     assert sorted(errors) == sorted([KILLED, INTERRUPTED] * 3)
     assert study.n_done() == 12
+
+
+def test_a_copy_that_was_interrupted_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "checkpoints/ckpt-000001").mkdir(parents=True)
+    (source / "checkpoints/ckpt-000001/weights").touch()
+    (source / "config.yaml").write_text("arena: {}\n")
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copystat", interrupted)  # after the first file
+        with pytest.raises(KeyboardInterrupt):
+            copy_run(source, target, "arena")
+    assert [*tmp_path.iterdir()] == [source]
+    copy_run(source, target, "arena")
+    assert sorted(path.name for path in target.rglob("*")) == ["checkpoints", "ckpt-000001", "config.yaml", "weights"]
+    assert sorted(tmp_path.iterdir()) == [source, target]
 
 
 def test_a_member_that_fails_copies_another_one(in_tmp: Path) -> None:
