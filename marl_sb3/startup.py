@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from itertools import pairwise
 from types import FrameType
 
 from marl_sb3.errors import ConfigError, install_words
 
 COMPILING_S = [0.0]  # so long this process has waited for a compiler: no measure of its speed counts that
+# Python's own options, then one of the package's modules for commands, or the script of `marl-sb3`; each ends in a NUL.
+_COMMAND = re.compile(
+    r"(-[^-cmWX\0]*[WX]\0?[^\0]+\0|--check-hash-based-pycs\0[^\0]*\0|-[^cmWX\0]+\0)*"
+    r"(-[^-cmWX\0]*m\0?marl_sb3(\.\w+)?|([^-\0][^\0]*)?(?<![^\0/\\])marl-sb3(\.exe|-script\.py)?)\0"
+)
 _frozen = False  # `gc.get_freeze_count` says it, too, but counts for as long as a collection takes
 
 
@@ -91,9 +96,7 @@ def require_extra(what: str, extra: str) -> None:
 
 def is_command() -> bool:
     """Whether this process was started as a command, `python -m marl_sb3.train` or `marl-sb3`, and is nothing else."""
-    module = next((name for flag, name in pairwise(sys.orig_argv) if flag == "-m"), "")
-    is_module = module.partition(".")[0] == "marl_sb3" and module.count(".") < 2
-    return is_module or any(os.path.basename(each).startswith("marl-sb3") for each in sys.orig_argv[:2])
+    return _COMMAND.match("".join(f"{argument}\0" for argument in sys.orig_argv[1:])) is not None
 
 
 def end_while_it_starts() -> None:
