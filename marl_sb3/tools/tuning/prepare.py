@@ -39,7 +39,7 @@ from marl_sb3.runs import (
 from marl_sb3.startup import start_without_dynamo
 from marl_sb3.tools.tuning.options import SearchOptions, takes_search_options
 from marl_sb3.tools.tuning.population import require_one_folder
-from marl_sb3.tools.tuning.search import Search, read_search, rollout_steps
+from marl_sb3.tools.tuning.search import OF_THE_SEARCH, Search, read_search, rollout_steps
 from marl_sb3.tools.tuning.space import Grid, Space, SpaceSource, parse_grid, parse_space, read_space
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.workers import study_lock
@@ -187,6 +187,8 @@ def _search(before: Search | None, given: Mapping[str, Any], space: SpaceSource,
             raise ConfigError(f"--trials is {given['trials']}, but the grid has {combinations}", key="trials")
     search = Search(**fields)
     if search.is_population and before is None:
+    if before is None:
+        search.require_not_set(OF_THE_SEARCH)
         search = replace(search, space=_changeable(search.space, is_given=space is not None or bool(grid)))
     if before is None and space is None and not grid:  # what the user gives is taken as it stands
         preset = search.preset()

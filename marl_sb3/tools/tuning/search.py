@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -59,13 +59,17 @@ class Search:
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():
             require(f"--{name.replace('_', '-')}", getattr(self, name), kind, name)
-        for name in sorted({*self.settings, *self.space.names} & set(_OF_THE_SEARCH)):
-            words = f"{name} is not for trials to choose or share; accepted: {_OF_THE_SEARCH[name]}"
-            raise ConfigError(words, key=name)
+        self.require_not_set({"seed"})
         if len(self.objectives()) > 1 and self.pruner != "none":
             words = f"--pruner is {self.pruner!r}; accepted with several objectives: none"
             raise ConfigError(words, key="pruner")
         self._check_population()
+
+    def require_not_set(self, names: Collection[str]) -> None:
+        """Refuse settings of `OF_THE_SEARCH` that are set for all trials or searched."""
+        for name in sorted({*self.settings, *self.space.names} & {*names}):
+            words = f"{name} is not for trials to choose or share; accepted: {OF_THE_SEARCH[name]}"
+            raise ConfigError(words, key=name)
 
     def _check_population(self) -> None:
         """Refuse what a population cannot do, and its options without one."""
@@ -257,8 +261,9 @@ class Search:
         write_whole(folder / _FILE, yaml_text(self.to_plain()))
 
 
-# Settings that the search sets in every training, and what users give instead.
-_OF_THE_SEARCH = {
+# Settings that the search sets in every training, and what users give instead. Stored studies of former versions may
+# have all but the seed.
+OF_THE_SEARCH = {
     "seed": "--seed, of the search",
     "evaluation.seed": "--seed, of the search",
     "evaluation.interval": "--evaluations, of each trial",

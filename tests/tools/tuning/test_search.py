@@ -365,6 +365,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"grid": ["policies=shared"], "policies": "shared"}, "policies is both set and searched"),
     ({"grid": ["gamma=0.8"], "settings": {"gamma": 0.9}}, "gamma is both set and searched"),
     ({"space": {**FIXED, "gamma": 0.8}, "settings": {"gamma": 0.9}}, "gamma is both set and searched"),
+    ({"grid": ["extensions=[]"]}, "extensions is not for trials to choose or share; accepted: n_timesteps"),
     ({"space": {"lr": {"choices": ["lin_1e-3"], "linear": True}}}, "space, lr: 'lin_1e-3'; accepted: numbers"),
 ]  # fmt: skip
 # What names, draws, judges or keeps trials, and changes no setting of theirs.

@@ -99,6 +99,20 @@ def test_a_damaged_file_of_a_study_is_refused(change: dict[str, Any], message: s
         prepare_study(study="s")
 
 
+def test_a_study_that_sets_what_new_ones_may_not_goes_on(in_tmp: Path) -> None:
+    study = prepare_study(**SMALL, study="s")
+    path = study.folder / "study.yaml"
+    content = yaml.safe_load(path.read_text())
+    content["settings"] |= {"evaluation.duration": 3, "extensions": []}
+    content["space"]["evaluation.interval"] = {"choices": [1, 2]}
+    shutil.rmtree(study.folder)  # its storage holds the former content
+    study.folder.mkdir()
+    path.write_text(yaml.safe_dump(content))
+    again = prepare_study(study="s")
+    assert again.search.settings == content["settings"]
+    assert again.search.trial_config({}, 0).evaluation.duration == SMALL["evaluation_episodes"]
+
+
 # --- Databases -------------------------------------------------------------------------------------------------------
 
 
