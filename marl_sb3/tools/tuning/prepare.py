@@ -107,7 +107,8 @@ def prepare_study(env: str | EnvFactory | None = None, **options: Unpack[SearchO
 
 def study_folder(env: str, name: str, root: Path = Path("runs")) -> Path:
     """The folder of a study: `runs/tune/<env>/<name>`."""
-    return root / "tune" / folder_name(env) / name
+    each = re.sub(r"[^\w.-]", "_", env)  # one by one: the folders of studies that exist
+    return root / "tune" / folder_name(each) / name
 
 
 def _env_of(name: str, root: Path, storage: str | None) -> str | None:
@@ -186,9 +187,9 @@ def _search(before: Search | None, given: Mapping[str, Any], space: SpaceSource,
         if given.get("trials", combinations) != combinations:
             raise ConfigError(f"--trials is {given['trials']}, but the grid has {combinations}", key="trials")
     search = Search(**fields)
-    if search.is_population and before is None:
     if before is None:
         search.require_not_set(OF_THE_SEARCH)
+    if search.is_population and before is None:
         search = replace(search, space=_changeable(search.space, is_given=space is not None or bool(grid)))
     if before is None and space is None and not grid:  # what the user gives is taken as it stands
         preset = search.preset()

@@ -20,6 +20,7 @@ from marl_sb3.extensions.store import CheckpointFolder
 from marl_sb3.runs import TrainConfig
 from marl_sb3.tools.tuning import Search, SearchOptions
 from marl_sb3.tools.tuning.api import prepare_study
+from marl_sb3.tools.tuning.prepare import study_folder
 from marl_sb3.tools.tuning.report import trials_csv
 from marl_sb3.tools.tuning.search import read_search
 from marl_sb3.tools.tuning.space import parse_space, setting
@@ -114,6 +115,10 @@ def test_a_study_of_another_env_is_another_study(in_tmp: Path) -> None:
         prepare_study(study="s")
     with pytest.raises(ConfigError, match="wants to import toy_envs:ScriptedEnv: if you trust"):
         read_search(in_tmp / "runs" / "tune" / "toy_envs_ScriptedEnv" / "s")
+
+
+def test_the_folders_of_studies_stay_the_same_over_versions() -> None:
+    assert study_folder("a::b/c d-v0", "s") == Path("runs/tune/a__b_c_d-v0/s")
 
 
 def test_a_name_is_no_pattern(in_tmp: Path) -> None:
