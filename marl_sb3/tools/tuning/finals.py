@@ -145,7 +145,7 @@ class Race:
 def race_size(study: TuneStudy, best: int | None, seeds: int | None) -> tuple[int, int]:
     """How many trials race, with up to how many seeds each: as the user says, or so many that it costs no more.
 
-    A study that goes on keeps the race that it had, if that is larger.
+    A study that goes on keeps the race that it had, if that is larger and neither argument is given.
 
     Args:
         best: the number of trials that the user wants; None: any.

@@ -439,7 +439,7 @@ def _parameter(key: str, spec: Mapping[str, Any], where: str) -> Parameter:
 
 def _choices(values: list[Any], linear: bool | None, where: str) -> tuple[Any, ...]:
     """Check choices, and return them as Optuna stores them, each once."""
-    accepted = "numbers" if linear else "numbers, texts, true, false, null, and lists of these"
+    accepted = "numbers" if linear else "numbers, texts, true, false, null, lists of these, mappings of texts to these"
     kept = tuple(dict.fromkeys(map(_choice, values)))
     for value in values:
         stored = _choice(value)
