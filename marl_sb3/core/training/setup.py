@@ -101,8 +101,8 @@ class Setup:
         candidates = read_mapping(state, list(self.specs)).candidates
         _require_same("the candidates of agents", self.mapping.candidates, candidates)
         _require_same("n_steps", self.n_steps, state.integer("n_steps"))
-        own = [policy_id for policy_id, learner in self.learners.items() if learner.trained]
-        _require_same("policies_to_train", own, _trained(state))
+        own = sorted(policy_id for policy_id, learner in self.learners.items() if learner.trained)
+        _require_same("policies_to_train", own, sorted(_trained(state)))
 
 
 def _trained(state: StateReader) -> list[PolicyID]:

@@ -111,6 +111,13 @@ def test_every_argument_has_a_line() -> None:
     assert parameters(MultiAgentAlgorithm.load) == {"path", "env", "policies", "checkpoint", "settings"}
 
 
+def test_policies_may_be_given_in_another_order(in_tmp: Path) -> None:
+    specs = one_for_each(policy_kwargs={"net_arch": [4]})
+    MultiAgentAlgorithm(arena(), **TINY | MAPPED | {"policies": specs}).save("saved")
+    reverse = dict(reversed(specs.items()))
+    assert trained(MultiAgentAlgorithm.load("saved", arena(), policies=reverse)) == ["y", "x"]
+
+
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_an_argument_is_used_saved_and_used_or_refused_when_it_is_given_anew(name: str, in_tmp: Path) -> None:
     argument = ARGUMENTS[name]
