@@ -82,8 +82,9 @@ class ForkServer:
             self._answer(0)
         except (OSError, ForkServerEndedError) as error:
             self.close()
-            was_killed = self._process.returncode < 0 and not isinstance(error, TimeoutError)
-            raise ForkServerEndedError(was_killed) from error
+            if isinstance(error, TimeoutError):
+                raise TimeoutError(f"{error} after {_START_S:g} s") from error
+            raise ForkServerEndedError(self._process.returncode < 0) from error
 
     @property
     def is_alive(self) -> bool:

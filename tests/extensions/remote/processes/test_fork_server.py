@@ -149,6 +149,13 @@ def test_a_fork_server_that_is_killed_while_it_starts_is_started_again(
 
 
 @pytest.mark.usefixtures("real_fork_servers")
+def test_a_fork_server_that_does_not_answer_in_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marl_sb3.extensions.remote.processes.fork_server._START_S", 0.001)
+    with pytest.raises(ConfigError, match=r"^worker processes cannot be started with .*: timed out after 0\.001 s$"):
+        fork_server(MODULE)
+
+
+@pytest.mark.usefixtures("real_fork_servers")
 def test_a_fork_server_that_has_closed_its_connection_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     vec = make_vec_env(Numbers, n_envs=2, n_workers=2, max_worker_restarts=1)
     vec.reset()
