@@ -10,6 +10,7 @@ import numpy as np
 
 from marl_sb3.core.metrics.statistics import wilson_interval
 from marl_sb3.core.state import Fields, Stateful, counts, number, sums, sums_or_nan
+from marl_sb3.output import printable
 from marl_sb3.types import AgentID, Array, PolicyID
 
 _CLEAR = 0.75  # share of pairs of episodes in which one side wins what the others lose, from which on they oppose it
@@ -109,8 +110,7 @@ class Opposition(Stateful):
         apart, together = self._pairs[:, side].tolist()
         if bound <= (_CLEAR if certain else _CHANCE) or apart <= _CLEAR * (apart + together):
             return None
-        name = self._sides[side]
-        name = (name if name.isprintable() else ascii(name))[:_SHOWN]
+        name = printable(self._sides[side])[:_SHOWN]
         share = f"{100 * apart / (apart + together):.0f} % of {apart + together} pairs of episodes"
         return (
             f"the agents' returns oppose each other: that of {name} is higher where the others' are lower, in {share}"

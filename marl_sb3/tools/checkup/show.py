@@ -11,6 +11,7 @@ from rich.text import Text
 
 from marl_sb3.core.config import counted
 from marl_sb3.extensions.display import number
+from marl_sb3.output import printable
 from marl_sb3.tools.checkup.finding import Finding, Report, Severity
 
 _STYLES = {Severity.FAULT: "bold red", Severity.WARNING: "bold yellow", Severity.ADVICE: "bold cyan"}
@@ -56,8 +57,7 @@ def _places(finding: Finding, verbose: bool) -> Iterator[str]:
     shown = finding.seen if verbose else finding.seen[:_PLACES]
     more = finding.count - len(shown)
     for seen in shown:
-        # An env's text may hold control characters that terminals execute.
-        words = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(seen))
+        words = printable(seen)  # an env's text may hold control characters that terminals execute
         yield f"{words}, and {counted(more, 'time')} more" if more and seen is shown[-1] else words
 
 
