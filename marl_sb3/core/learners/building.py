@@ -23,7 +23,7 @@ from marl_sb3.core.acting import make_action_noise
 from marl_sb3.core.config import ProcessingSettings, counted, shown
 from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import PolicyRows
-from marl_sb3.core.processing import ProcessedPolicy, Processing
+from marl_sb3.core.processing import LEAST_PIXELS, ProcessedPolicy, Processing
 from marl_sb3.core.sb3 import Schedule, SpacesOnlyVecEnv, check_spaces, integer_sizes
 from marl_sb3.errors import ConfigError, require_known
 from marl_sb3.wrappers import choices_of
@@ -134,7 +134,7 @@ class _NoBuffer:
         """Allocate no memory."""
 
 
-_IMAGES = "images of at least 36 x 36 pixels, with an axis of channels"  # what the networks of policies take
+_IMAGES = f"images of at least {LEAST_PIXELS} x {LEAST_PIXELS} pixels, with an axis of channels"  # for networks
 _OBSERVED_BY = {"Cnn": _IMAGES, "MultiInput": f"Dict observations, with {_IMAGES}"}
 
 

@@ -5,6 +5,7 @@ from .processing import NormalizeObservations as NormalizeObservations
 from .processing import Processing as Processing
 from .processing import RescaleActions as RescaleActions
 from .processing import recent_state as recent_state
+from .processors import LEAST_PIXELS as LEAST_PIXELS
 from .processors import REWARD as REWARD
 from .processors import WHOLE as WHOLE
 from .processors import FrameStack as FrameStack

@@ -97,7 +97,7 @@ class ProcessedPolicy(NamedTuple):
 
 _LUMINANCE = np.array([0.2125, 0.7154, 0.0721])  # of ITU-R BT.709, as in Gymnasium's GrayscaleObservation
 _AXES = 3
-_LEAST_PIXELS = 36  # of each side of an image, for NatureCNN
+LEAST_PIXELS = 36  # of each side of an image, for NatureCNN
 
 
 class Resize(ObservationProcessor):
@@ -191,7 +191,7 @@ class FrameStack(ObservationProcessor):
         if not isinstance(space, spaces.Box) or not space.shape:
             accepted = "a Box of at least one axis, Discrete, MultiDiscrete or MultiBinary of one axis"
             raise ConfigError(f"frame_stack: {named(key)}the space is {space}; accepted: {accepted}", key="frame_stack")
-        if len(space.shape) == _AXES - 1 and min(space.shape) >= _LEAST_PIXELS:
+        if len(space.shape) == _AXES - 1 and min(space.shape) >= LEAST_PIXELS:
             image = spaces.Box(space.low[..., None], space.high[..., None], dtype=space.dtype.type)
             space = image if is_image_space(image) else space
         is_image = is_image_space(space)

@@ -11,6 +11,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 
 from marl_sb3.core.learners import PolicySpec, build_for_acting
 from marl_sb3.core.mapping import rows_of_policy
+from marl_sb3.core.processing import LEAST_PIXELS
 from marl_sb3.core.vec_env import BatchedVecEnv, MultiAgentVecEnv, VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast import ALGORITHMS
@@ -25,7 +26,6 @@ _MASKED_TOO = {
     "maskable_recurrent_ppo": "where agents have to remember",
     "maskable_dqn": "with a replay buffer",
 }
-_LEAST_PIXELS = 36
 _WITH_MASKS = {spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary}
 
 
@@ -57,7 +57,7 @@ def _group(vec_env: MultiAgentVecEnv, number: int, evidence: Evidence) -> dict[s
     group = vec_env.groups[number]
     observed = group.observation_space
     # SB3's convolutions need so many pixels; the other number of the three is that of channels.
-    sees_images = is_image_space(observed) and sorted(observed.shape or ())[1] >= _LEAST_PIXELS
+    sees_images = is_image_space(observed) and sorted(observed.shape or ())[1] >= LEAST_PIXELS
     policy = "CnnPolicy" if sees_images else "MlpPolicy"
     if isinstance(observed, spaces.Dict):
         policy = "MultiInputPolicy"
