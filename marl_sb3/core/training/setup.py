@@ -101,8 +101,8 @@ class Setup:
         candidates = read_mapping(state, list(self.specs)).candidates
         _require_same("the candidates of agents", self.mapping.candidates, candidates)
         _require_same("n_steps", self.n_steps, state.integer("n_steps"))
-        own = sorted(policy_id for policy_id, learner in self.learners.items() if learner.trained)
-        _require_same("policies_to_train", own, sorted(_trained(state)))
+        own = [policy_id for policy_id, learner in self.learners.items() if learner.trained]
+        _require_same("policies_to_train", own, _trained(state))
 
 
 def _trained(state: StateReader) -> list[PolicyID]:
@@ -299,6 +299,8 @@ def constructor_arguments(
     if isinstance(policies, str):
         words = "accepted: a PolicySpec by policy id; None: those of the checkpoint"
         raise ConfigError(f"policies is {policies!r}; {words}", key="policies")
+    if isinstance(policies, Mapping):  # their files are numbered
+        policies = {each: policies[each] for each in (*state.fields("policies").names(), *policies) if each in policies}
     specs = policies or with_settings(specs_of_checkpoint(checkpoint), hyperparameters, num_envs, override=True)
     return {
         **read,
