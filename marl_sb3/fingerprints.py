@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Set
 from enum import Enum
 from functools import partial
@@ -21,9 +22,9 @@ from numba.core.extending import _Intrinsic as Intrinsic
 from numba.core.types import Type
 from numba.core.typing.templates import builtin_registry
 
-# What these packages define is known by its name: their versions are a part of the fingerprint.
+# What these packages and Python itself define is known by its name: their versions are a part of the fingerprint.
 _VERSIONED = ("numpy", "numba", "scipy", "llvmlite")
-_NAMED = {*_VERSIONED, *sys.stdlib_module_names}
+_OF_PYTHON = sysconfig.get_path("stdlib")
 
 _Seen: TypeAlias = dict[int, tuple[int, Any]]
 
@@ -106,7 +107,16 @@ def _is_named(value: Any) -> bool:
     if isinstance(value, ModuleType | BuiltinFunctionType | np.ufunc):
         return True
     is_definition = isinstance(value, type | FunctionType) or type(value).__module__.partition(".")[0] in _VERSIONED
-    return is_definition and str(getattr(value, "__module__", "")).partition(".")[0] in _NAMED
+    return is_definition and _is_versioned(str(getattr(value, "__module__", "")))
+
+
+def _is_versioned(module: str) -> bool:
+    """Whether a module is one of those packages or of Python: a user's own `test` or `code` only has such a name."""
+    root = module.partition(".")[0]
+    file = getattr(sys.modules.get(root), "__file__", None)
+    is_beside = file is not None and ("site-packages" in file or not file.startswith(_OF_PYTHON))
+    is_of_python = root in sys.stdlib_module_names and not is_beside
+    return root in _VERSIONED or is_of_python
 
 
 def _parts_of_class(value: type, seen: _Seen) -> Iterator[str]:
@@ -142,7 +152,7 @@ def _parts_of_function(function: FunctionType, seen: _Seen) -> Iterator[str]:
 def _parts_of_global(value: Any, names: frozenset[str], seen: _Seen) -> Iterator[str]:
     """Yield the parts of a global; of a module, those of its attributes that the code names."""
     yield from _parts(value, seen)
-    if isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in _NAMED:
+    if isinstance(value, ModuleType) and not _is_versioned(value.__name__):
         for name in sorted(names & vars(value).keys()):
             yield name
             yield from _parts_of_global(getattr(value, name), names - {name}, seen)

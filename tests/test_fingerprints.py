@@ -143,6 +143,20 @@ def test_a_value_that_cannot_be_told_from_others_is_refused(imported: Callable[.
         fingerprint(module.step)
 
 
+def test_a_module_that_is_only_named_like_one_of_python_is_not_known_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    found = []
+    for number in (1, 2):
+        (tmp_path / "tabnanny.py").write_text(f"SPEED = {number}\ndef step(x):\n    return x + SPEED\n")
+        importlib.invalidate_caches()
+        found.append(fingerprint(importlib.import_module("tabnanny").step))
+        del sys.modules["tabnanny"]
+    assert found[0] != found[1]
+
+
 def named(x: float) -> float:
     return x
 
