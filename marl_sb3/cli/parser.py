@@ -85,11 +85,11 @@ class CommandParser(argparse.ArgumentParser):
         """
         takes_settings = "--set" in self._option_string_actions
         if unknown.startswith("-"):
-            if (ours := _OF_OTHERS.get(unknown.partition("=")[0], "")) and ours.split()[
-                0
-            ] in self._option_string_actions:
+            name = unknown.partition("=")[0]
+            ours = _OF_OTHERS.get(name, "")
+            if ours.partition(" ")[0] in self._option_string_actions:
                 return ours
-            close = difflib.get_close_matches(unknown.partition("=")[0], self._option_string_actions, 1, _SIMILAR)
+            close = difflib.get_close_matches(name, self._option_string_actions, 1, _SIMILAR)
             return close[0] if close else "--set KEY=VALUE" if takes_settings else None
         if settings and "=" not in settings[-1]:  # --set lr 1e-4
             return f"--set {settings[-1]}={unknown}"

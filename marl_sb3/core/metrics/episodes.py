@@ -58,7 +58,7 @@ class InfoMetric:
     def __post_init__(self) -> None:
         if not isinstance(self.key, Hashable):
             raise ConfigError(f"metric of info key {self.key!r}: accepted: a hashable key of a dictionary")
-        require_known(self.reduce, _REDUCTIONS, f"metric of info key {self.key!r}: reduce is {self.reduce!r}")
+        require_known(self.reduce, _REDUCTIONS, f"info key {self.key!r}: reduce is {self.reduce!r}", "custom_metrics")
 
 
 class InfoAccumulator(Stateful):
