@@ -20,6 +20,7 @@ from marl_sb3.cli import (
 )
 from marl_sb3.core.config import Count
 from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.display import standard_console
 from marl_sb3.extensions.transfer import FORMATS, Exported, export_policies
 from marl_sb3.files import path_is_usable, require_key, require_own, sign_folder
 from marl_sb3.output import print_text
@@ -161,7 +162,7 @@ def main(
         sign_folder(target, sign)
     said = [bundle.checkpoint_why] if bundle.checkpoint_why else []
     for line in [*said, *(_line(bundle.checkpoint, file) for file in files)]:
-        print_text(line)
+        standard_console().print(line, soft_wrap=True)
     return EXIT_DONE
 
 
@@ -184,9 +185,8 @@ def _as_run(
     found = write_run_folder(run, checkpoint, out, about, force=force)
     if key is not None:
         sign_folder(out, key)
-    if found.why:
-        print_text(found.why)
-    print_text(f"{out}: {found.name}, its settings, and a model card")
+    for line in filter(None, [found.why, f"{out}: {found.name}, its settings, and a model card"]):
+        standard_console().print(line, soft_wrap=True)
     if options.hub is not None and not options.dry_run:
         message = options.message or f"{run.config.env}, {found.about.integer('num_env_steps'):,} env steps"
         print_text(push(out, options.hub, message, private=options.private, revision=options.revision))

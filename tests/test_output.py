@@ -17,7 +17,7 @@ import pytest
 from documentation import ROOT
 from toy_envs import ScriptedEnv
 
-from marl_sb3.cli import run_command
+from marl_sb3.cli import StandardError, run_command
 from marl_sb3.compare import main as compare
 from marl_sb3.core.envs import register_env
 from marl_sb3.evaluate import main as evaluate
@@ -92,6 +92,22 @@ def test_a_closed_stream_and_none_at_all_drop_everything() -> None:
         stream.flush()
         assert not stream.isatty()
         assert not stream.is_lost
+
+
+def test_errors_on_a_terminal_end_lines_between_words() -> None:
+    import pty
+    import termios
+
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 40))
+    with open(theirs, "w", encoding="utf-8") as terminal:
+        StandardError(terminal).write("error: unknown env argument 'heigth'; the env takes: height, width\n")
+        StandardError(terminal).write("\x1b[2Kerror: unknown env argument 'heigth', which is redrawn\n")
+        terminal.flush()
+        lines = os.read(ours, 4096).decode().splitlines()
+    os.close(ours)
+    assert lines[:2] == ["error: unknown env argument 'heigth';", "the env takes: height, width"]
+    assert len(lines) == 3
 
 
 @pytest.mark.parametrize("quiet", [[], ["--quiet"]])

@@ -20,6 +20,7 @@ from .parser import number_of_workers as number_of_workers
 from .running import EXIT_DONE as EXIT_DONE
 from .running import EXIT_FAILED as EXIT_FAILED
 from .running import EXIT_INTERRUPTED as EXIT_INTERRUPTED
+from .running import StandardError as StandardError
 from .running import run_command as run_command
 from .shared import ALGO as ALGO
 from .shared import CHECKPOINT as CHECKPOINT

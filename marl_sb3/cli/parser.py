@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import marl_sb3
-from marl_sb3.cli.running import EXIT_USAGE
+from marl_sb3.cli.running import EXIT_USAGE, StandardError
 from marl_sb3.core.config import integer_in
 from marl_sb3.errors import did_you_mean
-from marl_sb3.output import print_text
+from marl_sb3.output import printable
 
 # Options of RLlib's, rl-baselines3-zoo's and CleanRL's commands -> those here.
 _OF_OTHERS = {
@@ -105,7 +105,7 @@ class CommandParser(argparse.ArgumentParser):
         if choice := _CHOICE.search(message):
             hint = did_you_mean(choice["given"], re.findall(r"[\w-]+", choice["known"]))
             message = f"{message}{hint and f'; {hint}'}"
-        print_text(f"error: {message} (see {self.prog} --help)", stderr=True)
+        StandardError(sys.stderr).write(printable(f"error: {message} (see {self.prog} --help)\n"))
         sys.exit(EXIT_USAGE)
 
 

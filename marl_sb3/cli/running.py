@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,7 +52,7 @@ def run_command(command: Callable[[], int], verbosity: int) -> int:
 def _lenient_output() -> Iterator[LenientStream]:
     """Keep standard output and error from raising within the context; yields standard output."""
     former = sys.stdout, sys.stderr
-    streams = [LenientStream(stream) for stream in former]
+    streams = [LenientStream(former[0]), StandardError(former[1])]
     sys.stdout, sys.stderr = (cast("TextIO", stream) for stream in streams)
     try:
         yield streams[0]
@@ -60,6 +61,18 @@ def _lenient_output() -> Iterator[LenientStream]:
         for stream in streams:
             stream.flush()
             stream.discard()
+
+
+class StandardError(LenientStream):
+    """Standard error; on a terminal, long lines end between words."""
+
+    def write(self, text: str) -> int:
+        """Write text; a live view, which moves the cursor, writes as it is."""
+        if self.isatty() and not {"\x1b", "\r"}.intersection(text):
+            from marl_sb3.extensions.display import folded
+
+            text = folded(text, os.get_terminal_size(self.fileno()).columns)
+        return super().write(text)
 
 
 def _exit_code(command: Callable[[], int], verbosity: int) -> int:

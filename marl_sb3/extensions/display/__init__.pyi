@@ -17,6 +17,7 @@ from .progress import Goals as Goals
 from .progress import ProgressClock as ProgressClock
 from .progress import no_episode_yet as no_episode_yet
 from .progress import training_view as training_view
+from .screen import SafeConsole as SafeConsole
 from .screen import Screen as Screen
 from .screen import ScreenSize as ScreenSize
 from .screen import cut_line as cut_line
@@ -39,6 +40,7 @@ from .terminal_pictures import Room as Room
 from .terminal_pictures import image_picture as image_picture
 from .terminal_pictures import scene_picture as scene_picture
 from .text import duration as duration
+from .text import folded as folded
 from .text import number as number
 from .text import one_line as one_line
 from .text import packed as packed

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -36,7 +37,7 @@ from marl_sb3.startup import COMPILING_S
 _WINDOW_S = 30.0  # the rate is measured over the latest half minute,
 _WINDOW_SAMPLES = 10  # or over this many iterations where they take longer
 _SAMPLE_S = 0.1  # least time between samples: an iteration may take less than a millisecond
-_MAX_POINTS = 64  # of a series; at this number, neighbours are merged in pairs
+_MAX_POINTS = 512  # of a series; at this number, neighbours are merged in pairs
 _LINE_S = 1.0  # least time between plain lines
 _LINE_SHARE = 1 / 200  # of the elapsed time; a log of a day has some 1,400 lines
 _SILENT_S = 30.0  # without a finished iteration: then a line with the steps is printed
@@ -121,11 +122,10 @@ class Series:
             self._span *= 2
 
     def trend(self, points: int) -> list[float]:
-        """Return at most `points` means over equal spans, from the start of the run to now."""
-        if points < 1:
-            return []
-        size = -(-len(self._means) // points) or 1
-        return [_mean(self._means[i : i + size]) for i in range(0, len(self._means), size)]
+        """Return `points` means over spans of about the same length, fewer at the start of the run."""
+        n = len(self._means) if points > 0 else 0
+        ends = [n * i // points for i in range(points + 1)] if n > points else range(n + 1)
+        return [_mean(self._means[start:end]) for start, end in pairwise(ends)]
 
 
 def _mean(values: list[float]) -> float:
@@ -137,11 +137,9 @@ def _mean(values: list[float]) -> float:
 def progress_parts(clock: ProgressClock, done: int, total: int) -> list[str]:
     """Format steps done, elapsed time and remaining time."""
     more = " (updates are complete)" if done > total else ""
-    return [
-        f"{done:,} of {total:,} env steps{more}",
-        f"{duration(clock.elapsed_s())} elapsed",
-        f"{duration(clock.left_s(done, total))} left",
-    ]
+    left_s = clock.left_s(done, total)
+    left = [] if left_s is None else [f"{duration(left_s)} left"]
+    return [f"{done:,} of {total:,} env steps{more}", f"{duration(clock.elapsed_s())} elapsed", *left]
 
 
 def speed_parts(clock: ProgressClock, result: Result | None) -> list[str]:
@@ -298,12 +296,12 @@ class PlainLines(TrainingView):
 
     def _line(self, result: Result) -> str:
         """Return progress, returns or why there are none, speed and remaining time on one line."""
-        steps, elapsed, left = progress_parts(self._clock, result["num_env_steps_sampled_lifetime"], self._total)
+        steps, *times = progress_parts(self._clock, result["num_env_steps_sampled_lifetime"], self._total)
         returns = no_episode_yet(result, self._goals.longest_episode()) or self._returns(result["env_runners"])
         rate, metric = f"{number(self._clock.rate(), 0)} env steps/s", self._goals.metric
         if metric.rpartition("/")[2] != SUM:
             returns = f"{returns}, {metric} {number(_metric_value(result, metric))}"
-        return f"iteration {result['iteration']}: {steps}, {returns}, {rate}, {elapsed}, {left}"
+        return f"iteration {result['iteration']}: {', '.join([steps, returns, rate, *times])}"
 
     def _evaluation_line(self, result: Result) -> str:
         """Return the returns of an evaluation and the best return so far, on one line."""

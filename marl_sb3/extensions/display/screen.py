@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.segment import Segment
 from rich.text import Text
 from typing_extensions import override
 
+from marl_sb3.extensions.display.text import folded
 from marl_sb3.output import Guard, LenientStream, printable
 
+_ROOM = len("^C^C")
 _PER_SECOND = 2  # redraws of a terminal; each holds the run up for 5 ms
 _NOTEBOOK_S = 0.5  # least time between redraws in a notebook
 _NOTEBOOK_WIDTH, _NOTEBOOK_HEIGHT = 88, 40
@@ -75,10 +78,10 @@ class TerminalScreen(Screen):
     def _latest(self) -> RenderableType:
         if self._is_last and not self._keep:
             return ""  # Rich would print the whole picture, even one too high, before removing it
-        width, height = self._console.size
-        # The last line is left free for what the terminal writes itself, such as ^C.
-        size = ScreenSize(width, height - 1, self._console.options.ascii_only)
-        self._picture = self._guard(self._draw, size) or self._picture
+        # Room is left for what the terminal itself writes behind the picture: a ^C that begins a line would move it.
+        width, height = self._console.width - _ROOM, self._console.height - 1
+        picture = self._guard(self._draw, ScreenSize(width, height, self._console.options.ascii_only))
+        self._picture = Constrain(picture, width) if picture is not None else self._picture
         return self._picture
 
     def open(self) -> None:
@@ -152,7 +155,21 @@ def cut_line(text: str, style: str = "") -> Text:
 
 
 class SafeConsole(Console):
-    """A console that escapes what a terminal would obey in the texts that it is given; see `printable`."""
+    """A console that escapes what a terminal would obey in the texts that it is given; see `printable`.
+
+    With `soft_wrap`, long lines end between words on a terminal; paths and commands stay in one piece, to be copied.
+    """
+
+    @override
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **how: Any) -> None:
+        if soft_wrap and self.is_terminal and not self.is_jupyter:
+            objects = tuple(self._folded(each) for each in objects)
+        super().print(*objects, soft_wrap=soft_wrap, **how)
+
+    def _folded(self, text: Any) -> Any:
+        if isinstance(text, Text):
+            return Text(folded(text.plain, self.width), style=text.style)
+        return folded(text, self.width) if isinstance(text, str) else text
 
     @override
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:

@@ -19,7 +19,7 @@ from marl_sb3.types import AgentID
 MOST_AGENTS = 8  # in a table; of more agents, the best and the worst are shown
 _GAP = 2  # characters between columns
 _SHORTEST_LABEL = 8
-_SHORTEST_TREND, _LONGEST_TREND = 6, 32
+_SHORTEST_TREND = 6
 
 SUM = "episode_return_mean"
 LENGTH = "episode_len_mean"
@@ -57,7 +57,7 @@ def metrics_table(
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     left = width - sum(widths) - _GAP * len(widths)
     label_width = max(_SHORTEST_LABEL, min(left, max(len(row.label) for row in rows)))
-    trend_width = min(_LONGEST_TREND, left - label_width - _GAP)
+    trend_width = left - label_width - _GAP
     if trend is None or trend_width < _SHORTEST_TREND:
         trend, trend_width = None, 0
     table = _table("", label_width, dict(zip(columns, widths, strict=True)))

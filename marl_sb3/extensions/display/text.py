@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from marl_sb3.output import printable
 
+_COMMAND = re.compile(r"python -m marl_sb3[^);]*")
 _BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 
 
@@ -56,6 +59,16 @@ def packed(parts: Iterable[str], width: int) -> list[str]:
         else:
             lines.append(part)
     return lines
+
+
+def folded(text: str, width: int) -> str:
+    """Break lines of more than `width` characters between words; commands, to be copied, and longer words are kept."""
+
+    def broken(line: str) -> str:
+        kept = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), line)
+        return "\n".join(wrap(kept, width, break_long_words=False, break_on_hyphens=False)).replace("\0", " ")
+
+    return "\n".join(broken(line) if len(line) > width else line for line in text.split("\n"))
 
 
 def short_path(path: Path) -> Path:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from marl_sb3.core.config import counted
-from marl_sb3.extensions.display import number
+from marl_sb3.extensions.display import number, one_line
 from marl_sb3.output import printable
 from marl_sb3.tools.checkup.finding import Finding, Report, Severity
 
@@ -78,7 +78,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "agents", _names(facts["agents"])
     yield from _episodes(facts)
     for group in facts.get("groups", ()):
-        words = f"{group['observation_space']} -> {group['action_space']}"
+        words = one_line(f"{group['observation_space']} -> {group['action_space']}")
         yield "spaces", words if len(facts["groups"]) == 1 else f"{_names(group['agents'])}: {words}"
     yield from _speeds(facts)
     if facts.get("vectorizer"):

@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from marl_sb3.core.config import counted
 from marl_sb3.extensions.display import (
     ProgressClock,
     Screen,
@@ -113,8 +114,9 @@ class SearchView:
     def draw(self, size: ScreenSize) -> RenderableType:
         """Draw the present state: what is done, times, the bar, the best trial, and the running trials that fit."""
         left_s = self._clock.left_s(self._done, max(self._total, self._most))
-        race = "" if self._most <= self._total else " at most" if self._search is None else " with the race"
-        times = [f"{duration(self._clock.elapsed_s())} elapsed", f"{duration(left_s)} left{race}"]
+        more = "" if self._most <= self._total else " at most" if self._search is None else ", finalists included"
+        left = [] if left_s is None else [f"{duration(left_s)} left{more}"]
+        times = [f"{duration(self._clock.elapsed_s())} elapsed", *left]
         lines = packed([*self._parts(), *times], size.width)
         bar = Table.grid(expand=True)  # a bare ProgressBar would not end its line
         bar.add_row(ProgressBar(total=self._total or 1, completed=self._done))
@@ -163,8 +165,8 @@ def _print_tables(console: Console, study: TuneStudy) -> None:
     if not trials:  # interrupted before the first trial
         return
     console.print(trials_table(study, console.width))
-    if race := race_of(study):
-        cells = rows(race)
+    cells = rows(race) if (race := race_of(study)) else []
+    if any(row[1] != "0" for row in cells):  # a finalist was trained
         columns: list[_Cells] = [
             (Column(name, justify="left" if name in ("candidate", "verdict") else "right"), [row[i] for row in cells])
             for i, name in enumerate(HEADER)
@@ -200,20 +202,23 @@ def trials_table(study: TuneStudy, width: int = 80) -> RenderableType:
 
     Of several objectives, it marks the trials that no other one beats in all of them, and those come first. Parameters
     that do not fit have a table of their own, or a line for each trial. The objective of a pruned trial is that of its
-    last evaluation, and it is not ranked.
+    last evaluation, and it is not ranked. Trials that have not begun are counted below.
     """
-    trials, best = study.trials, study.front()
+    trials = [trial for trial in study.trials if trial.state != TrialState.WAITING]
+    waiting, best = len(study.trials) - len(trials), study.front()
     ranked = [*best, *(trial for trial in study.completed() if trial not in best)]
     others = [trial for trial in trials if trial.state != TrialState.COMPLETE]
     shown = list(trials) if len(trials) <= _MAX_ALL else [*ranked, *others][:_N_BEST]
     below: list[Text] = []
     for trial in shown:
-        if (error := stored_text(trial, key.ERROR)) is not None:
+        if (error := stored_text(trial, key.ERROR)) not in (None, key.INTERRUPTED):
             below.append(cut_line(f"trial {trial.number}: {error}"))
         if (path := key.traceback_file(trial)) is not None:
             below.append(Text(f"  {one_line(path)}", overflow="fold"))  # a path must not be cut
     if len(shown) < len(trials):
         below.append(cut_line(f"{len(shown)} of {len(trials)} trials, the best first: {states(trials)}"))
+    if waiting:
+        below.append(cut_line(f"{counted(waiting, 'more trial')} waiting"))
     names = [objective.of for objective in study.search.objectives()]
     return Group(*_in_layout(shown, best, ["objective"] if len(names) == 1 else names, width), *below)
 
@@ -226,7 +231,7 @@ def _in_layout(
     styles = ["bold" if trial in best else "" for trial in shown]
     marks = [f"{'* ' if trial in best else ''}{trial.number}" for trial in shown]
     mark: _Cells = (Column("trial", justify="right", no_wrap=True), marks)
-    status: _Cells = (Column("status", no_wrap=True), [trial.state.name for trial in shown])
+    status: _Cells = (Column("status", no_wrap=True), [_status(trial) for trial in shown])
     parameters = [
         (Column(Text(_in_lines(name)), overflow="fold"), [_cell(trial, name) for trial in shown]) for name in names
     ]
@@ -245,6 +250,10 @@ def _in_layout(
         return [*parts, _table([mark, *parameters], styles)]
     texts = (parameters_text({name: rounded(value, 4) for name, value in trial.params.items()}) for trial in shown)
     return [*parts, *map(Text, map("{}: {}".format, marks, texts), styles)]
+
+
+def _status(trial: FrozenTrial) -> str:
+    return "INTERRUPTED" if stored_text(trial, key.ERROR) == key.INTERRUPTED else trial.state.name
 
 
 def _table(columns: Sequence[_Cells], styles: Sequence[str]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from copy import deepcopy
 from types import SimpleNamespace
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 from display_results import RESULT, Clock, at, evaluated, with_agents, without_values
-from rich.console import Console
+from rich.console import Console, Group
+from rich.text import Text
 from waiting import wait_for
 
-from marl_sb3.extensions.display import Goals, ScreenSize, returns_table, standard_console
+from marl_sb3.extensions.display import Goals, ScreenSize, cut_line, returns_table, screen_for, standard_console
 from marl_sb3.extensions.display.progress import LiveView, PlainLines, training_view
 
 
@@ -66,7 +68,7 @@ def test_the_picture_has_progress_speed_returns_trends_and_goals() -> None:
 
 
 def test_before_the_first_iteration_and_the_first_episode_there_are_dashes() -> None:
-    assert words(drawn(view_of()))[1:] == ["0 of 2,000 env steps 0:00:00 elapsed - left", "iteration 1"]
+    assert words(drawn(view_of()))[1:] == ["0 of 2,000 env steps 0:00:00 elapsed", "iteration 1"]
     lines = words(drawn(view_of(without_values())))
     assert lines[2].endswith("env steps/s - agent steps/s rollout 0% update 0%")
     assert [line for line in lines if line.endswith(" -")] == [
@@ -162,6 +164,16 @@ def test_the_last_picture_can_stay() -> None:
     view.add(RESULT)
     view.close()
     assert "return of a" in console.file.getvalue().rpartition("toy")[2]  # type: ignore[attr-defined]
+
+
+def test_no_line_of_a_picture_is_so_long_that_an_interrupt_begins_another() -> None:
+    console = terminal(color_system=None)
+    screen = screen_for(console, lambda size: Group(Text("left"), cut_line("x" * 200)), keep=False)
+    screen.open()
+    screen.close()
+    lines = re.findall("x+…", console.file.getvalue())  # type: ignore[attr-defined]
+    assert lines
+    assert {len(line) for line in lines} == {100 - len("^C^C")}
 
 
 @pytest.mark.parametrize("name", ["dumb", "unknown"])

@@ -41,8 +41,7 @@ def test_before_the_first_episode_there_are_words(longest: int, more: str) -> No
     printed = Printed(Goals(longest_episode=lambda: longest))
     printed.add(without_values())
     assert printed.lines() == [
-        f"iteration 3: 1,500 of 100,000 env steps, no episode has ended yet{more}, - env steps/s, 0:00:00 elapsed, "
-        "- left"
+        f"iteration 3: 1,500 of 100,000 env steps, no episode has ended yet{more}, - env steps/s, 0:00:00 elapsed"
     ]
 
 
@@ -83,7 +82,7 @@ def test_an_iteration_that_takes_long_tells_its_steps() -> None:
         printed.advance(10 * elapsed_s)
         counts.append(len(printed.lines()))
     assert counts == [0, 0, 1, 1, 1, 2]
-    assert printed.lines()[0] == "300 of 100,000 env steps, 0:00:30 elapsed, - left"
+    assert printed.lines()[0] == "300 of 100,000 env steps, 0:00:30 elapsed"
 
 
 def test_an_evaluation_waits_for_the_next_line_and_tells_the_best_one() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
-from marl_sb3.extensions.display import duration, number, packed, standard_console
+import pytest
+from rich.text import Text
+
+from marl_sb3.extensions.display import SafeConsole, duration, folded, number, packed, standard_console
 from marl_sb3.extensions.display.text import sparkline
 
 
@@ -47,6 +50,27 @@ def test_parts_are_packed_without_breaking_one() -> None:
     assert packed(parts, 100) == ["abc  de  fghijk  l"]
     assert packed(parts, 7) == ["abc  de", "fghijk", "l"]
     assert packed(parts, 1) == parts
+
+
+def test_lines_end_between_words_and_commands_and_paths_stay_whole() -> None:
+    command = "python -m marl_sb3.train --resume runs/arena/20260101-000000-abcd"
+    text = f"error: the run is not complete (see runs/arena/seed-1); continue with: {command}\n"
+    assert folded(text, 40).split("\n") == [
+        "error: the run is not complete (see",
+        "runs/arena/seed-1); continue with:",
+        command,
+        "",
+    ]
+    assert folded(text, 200) == text
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_gets_whole_words_and_a_file_whole_lines(is_terminal: bool) -> None:
+    console = SafeConsole(file=io.StringIO(), width=20, force_terminal=is_terminal, color_system=None)
+    for line in ("means of the latest episodes", Text("means of the latest episodes")):
+        console.print(line, soft_wrap=True)
+    lines = ["means of the latest", "episodes"] if is_terminal else ["means of the latest episodes"]
+    assert console.file.getvalue().splitlines() == 2 * lines  # type: ignore[attr-defined]
 
 
 def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
