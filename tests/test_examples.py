@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import nbformat
 import pytest
 from forked import ForkServer
+from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -58,20 +60,44 @@ def test_example_runs(name: str, in_tmp: Path, server: ForkServer) -> None:
     assert re.search(expected, shown), shown
 
 
-def test_the_cells_of_the_notebook_run(in_tmp: Path, server: ForkServer) -> None:
-    notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert all(not cell.outputs and cell.execution_count is None for cell in cells), "strip the outputs"
-    (in_tmp / "cells.py").write_text("\n".join(cell.source for cell in cells).replace("60_000", "6_000"))
-    assert server.run(["cells.py"], "out").wait() == 0, Path("out").read_text()
-    assert "6,000 env steps" in Path("out").read_text()
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+# A short way to run them: what is replaced in the cells.
+SHORTER = {
+    "quickstart.ipynb": {"60_000": "6_000", "20_000": "4_000", "n_episodes=20": "n_episodes=2", "trials=4": "trials=2"},
+    "teams.ipynb": {"6_000": "400", '"learning_starts": 1600': '"learning_starts": 200'},
+}
+
+
+def shown(path: Path, shorter: Mapping[str, str]) -> str:
+    """What a notebook shows when all of its cells are run: text, and kinds of pictures."""
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert (cell.outputs, cell.execution_count) == ([], None), "strip the outputs"
+        for text, less in shorter.items():
+            cell.source = cell.source.replace(text, less)
+    done = NotebookClient(notebook, timeout=120).execute()
+    outputs = [output for cell in done.cells for output in cell.get("outputs", [])]
+    assert not any("IProgress" in output.text for output in outputs if output.get("name") == "stderr")  # of tqdm
+    data = [output.data for output in outputs if "data" in output]
+    kinds = [kind for each in data for kind in each if kind.startswith("image/")]
+    return "\n".join([*kinds, *("".join(each.get("text/html", each.get("text/plain", ""))) for each in data)])
+
+
+def check_pictures(name: str, text: str) -> None:
+    assert text.count("image/png") == {"quickstart.ipynb": 2, "teams.ipynb": 1}[name]  # learning curves
+    assert text.count("image/gif") == (name == "quickstart.ipynb")
+    assert text.count("<table>") >= 2  # of the run and of the search, or of the comparison
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_shows_progress_tables_and_plots(path: Path, in_tmp: Path) -> None:
+    text = shown(path, SHORTER[path.name])
+    assert re.search(r"[\d,]+ of [\d,]+ env steps.* elapsed", text)
+    check_pictures(path.name, text)
 
 
 @pytest.mark.proof
-def test_notebook_runs(in_tmp: Path) -> None:
-    from nbclient import NotebookClient
-
-    notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
-    done = NotebookClient(notebook, timeout=120).execute()
-    text = "".join(output.get("text", "") for cell in done.cells for output in cell.get("outputs", []))
-    assert "60,000 env steps" in text
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_runs_whole(path: Path, in_tmp: Path) -> None:
+    check_pictures(path.name, shown(path, {}))

@@ -9,6 +9,7 @@ from .curves import points_of as points_of
 from .drawing import COLORS as COLORS
 from .drawing import GREY as GREY
 from .drawing import PAGE_LAYOUT as PAGE_LAYOUT
+from .drawing import matplotlib_figure as matplotlib_figure
 from .drawing import plot_paths as plot_paths
 from .drawing import plotly_html as plotly_html
 from .drawing import require_drawable as require_drawable

@@ -6,8 +6,10 @@ agents in line and marker.
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -125,7 +127,7 @@ def matplotlib_figure(figure: Figure, title: str = "") -> Any:
     text = fill(caption, int(width / _CHARACTER))
     lines = sum(label.count("\n") + 1 for label, _ in entries)
     size = (width, max(_HEIGHT + _LINE * (text.count("\n") + 1) * bool(text), _LINE * (lines + 3)))
-    canvas = Canvas(figsize=size, dpi=_DPI, layout="constrained")
+    canvas: Any = Canvas(figsize=size, dpi=_DPI, layout="constrained")
     all_axes = np.atleast_1d(canvas.subplots(1, n))
     for axes, panel in zip(all_axes, figure.panels, strict=True):
         for curve in panel.curves:
@@ -141,7 +143,13 @@ def matplotlib_figure(figure: Figure, title: str = "") -> Any:
         canvas.suptitle(title, fontsize="medium")
     if caption:
         canvas.supxlabel(text, fontsize="x-small", color="#555555")
+    canvas._repr_png_ = partial(_png, canvas)  # notebooks show figures of pyplot alone
     return canvas
+
+
+def _png(canvas: Any) -> bytes:
+    canvas.savefig(image := io.BytesIO(), format="png")
+    return image.getvalue()
 
 
 def _legend(figure: Figure) -> list[tuple[str, dict[str, Any]]]:

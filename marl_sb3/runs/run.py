@@ -185,6 +185,17 @@ class Run:
         parts += [] if self.checkpoint is None else [self.checkpoint]
         return f"<Run {self.files.shown}: {', '.join(parts)}>"
 
+    def _repr_html_(self) -> str:
+        """Return the run as notebooks show it: with the means over the latest episodes."""
+        from marl_sb3.extensions.display import MOST_AGENTS, evaluated, metric_rows, note, table
+
+        if self.result is None:
+            return note(repr(self))
+        columns = {"training": self.result["env_runners"], "evaluation": evaluated(self.latest_evaluation or {})}
+        shown = {name: metrics for name, metrics in columns.items() if metrics}
+        rows = [(row.label, *map(row.value, shown.values())) for row in metric_rows(columns["training"], MOST_AGENTS)]
+        return note(repr(self)) + table(rows, ("means over the latest episodes", *shown))
+
 
 def load_run(
     folder: str | Path,

@@ -20,7 +20,7 @@ from marl_sb3.core.metrics import (
     sample_stats,
 )
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display import number
+from marl_sb3.extensions.display import note, number, table
 from marl_sb3.results import (
     RETURN,
     SAME_END,
@@ -31,6 +31,7 @@ from marl_sb3.results import (
     Panel,
     draw_up,
     group_by_argument,
+    matplotlib_figure,
     points_of,
     read_records,
 )
@@ -151,6 +152,15 @@ class Comparison:
             },
             "notes": list(self.notes),
         }
+
+    def plot(self) -> Any:
+        """Plot the learning curves; returns a `matplotlib.figure.Figure`, which notebooks show."""
+        return matplotlib_figure(self.figure)
+
+    def _repr_html_(self) -> str:
+        """Return the comparison as notebooks show it: the verdict and the tables."""
+        shown = [note(summary(self)), *(table(rows, head) for head, rows in tables(self) if rows)]
+        return "".join([*shown, *map(note, self.notes)])
 
     def __repr__(self) -> str:
         return f"<Comparison by {self.metric}: {'; '.join(pair.sentence for pair in self.pairs)}>"

@@ -25,6 +25,7 @@ from marl_sb3.tools.tuning.search import Search
 from marl_sb3.tools.tuning.storage import damage_named, open_storage
 from marl_sb3.tools.tuning.trial import header, row, run_folder, value_of
 
+_MOST_SHOWN = 10  # trials in a notebook
 _SEARCH = "search"  # the study attribute that holds the search, in the study's storage
 _DIRECTION: Mapping[str, Literal["maximize", "minimize"]] = {"max": "maximize", "min": "minimize"}
 
@@ -195,6 +196,14 @@ class TuneStudy:
         if best is not None:
             parts.append(f"best {number(value_of(best))} (trial {best.number})")
         return f"<Study {short_path(self.folder)}: {', '.join(parts)}>"
+
+    def _repr_html_(self) -> str:
+        """Return the study as notebooks show it: with its best trials."""
+        from marl_sb3.extensions.display import note, table
+
+        best, names = self.completed()[:_MOST_SHOWN], [parameter.name for parameter in self.space.parameters]
+        rows = [(trial.number, value_of(trial), *(trial.params.get(name) for name in names)) for trial in best]
+        return note(repr(self)) + (table(rows, ("trial", "objective", *names), best=0) if rows else "")
 
     def config_of(self, trial: FrozenTrial) -> TrainConfig:
         """The resolved configuration of a trial that was started."""
