@@ -250,4 +250,4 @@ class SeedRuns:
         """Return how far each of the running ones is, on one line."""
         results = {run.seed: last_result(run.folder) or {} for run in self.runs if run.is_running}
         steps = [f"seed {seed}: {each.get('num_env_steps_sampled_lifetime', 0):,}" for seed, each in results.items()]
-        return f"env steps of {self.config.n_timesteps:,}: {', '.join(steps)}"
+        return f"{', '.join(steps)} of {self.config.n_timesteps:,} env steps"
