@@ -19,7 +19,16 @@ from measured import in_page, read
 
 from marl_sb3.cli import documented
 from marl_sb3.extensions.dialects import NETWORK
-from marl_sb3.extensions.dialects.rllib_names import ALWAYS, DEPENDENT, ENVS_PER_RUNNER, REASONS, RENAMED, RUNNERS
+from marl_sb3.extensions.dialects.rllib_names import (
+    ALWAYS,
+    DEPENDENT,
+    ENVS_PER_RUNNER,
+    METHODS,
+    METRICS,
+    NO_COUNTERPART,
+    RENAMED,
+    RUNNERS,
+)
 from marl_sb3.extensions.fast import ALGORITHMS
 from marl_sb3.runs import SECTIONS, TrainConfig
 from marl_sb3.tools.checkup.checks import CHECKS
@@ -145,11 +154,18 @@ def rllib_page() -> str:
         f"| {_code(name)} | {' or '.join(dict.fromkeys(map(_code, each.values)))} | {_in_cell(each.why)} |"
         for name, each in ALWAYS.items()
     ]
-    missing = [f"| {_in_cell(reason)} | {', '.join(map(_code, names))} |" for reason, names in REASONS.items()]
+    by_what: dict[str, dict[str, list[str]]] = {"metric": {}, **{of: {} for of in METHODS}, "setting": {}}
+    named = {**METHODS, "metric": METRICS, "setting": NO_COUNTERPART}
+    for of, instead_of in named.items():
+        for name, instead in instead_of.items():
+            said = instead.partition("; see ")[0].removeprefix("it is ").removesuffix(" here")
+            by_what[of].setdefault(said.replace("no metric here: ", "none: "), []).append(name)
+    tables = {
+        f"of_{of}": "\n".join(f"| {_in_cell(said)} | {', '.join(map(_code, names))} |" for said, names in rows.items())
+        for of, rows in by_what.items()
+    }
     return _RLLIB.format(
-        meanings="\n".join([*dependent, *envs, *network, *renamed]),
-        always="\n".join(always),
-        missing="\n".join(missing),
+        meanings="\n".join([*dependent, *envs, *network, *renamed]), always="\n".join(always), **tables
     )
 
 
@@ -169,6 +185,8 @@ def _code(value: Any) -> str:
 
 
 _RLLIB = """# RLlib's names
+
+[Coming from RLlib](../coming_from/rllib.md) shows how to do what RLlib's documents do; this page lists the names.
 
 Settings files, `--set`, search spaces and `MultiAgentAlgorithm` accept the names of RLlib's `AlgorithmConfig`: those
 of PPO, APPO, IMPALA, DQN and SAC in RLlib 2.60, what CQL, MARWIL and IQL have besides, and those
@@ -198,7 +216,71 @@ These values are accepted and change nothing. All others are errors.
 
 | why, and what to do instead | in RLlib |
 | --- | --- |
-{missing}
+{of_setting}
+
+## Algorithms
+
+`--algo` and `PolicySpec` refuse these names, and say what to do instead. `R2D2` is `recurrent_dqn`.
+
+| what to do instead | in RLlib |
+| --- | --- |
+{of_algo}
+
+## Metrics
+
+`--stop`, `checkpoints.metric`, `tune --objective`, `StopOnMetric` and `compare --metric` refuse these names of results,
+and say what they are here. A name that ends with `/` stands for all that begin with it. In `learners/`, RLlib's ids of
+modules are those of policies. The first rows have SB3's names.
+
+| here | in RLlib and SB3 |
+| --- | --- |
+{of_metric}
+
+## Attributes of an algorithm
+
+A `MultiAgentAlgorithm`, and a `Run` of `marl_sb3.train`, have an error for these names of RLlib's `Algorithm`.
+
+| here | in RLlib |
+| --- | --- |
+{of_algorithm}
+
+## Attributes of a policy
+
+`algo.policies[POLICY_ID]` is an algorithm of SB3. Those that `marl_sb3` exports, such as `marl_sb3.PPO`, have an error
+for these names of RLlib's `Policy` and `RLModule`.
+
+| here | in RLlib |
+| --- | --- |
+{of_policy}
+
+## Attributes of an episode
+
+A `RunningEpisode`, which hooks of callbacks get, has an error for these names.
+
+| here | in RLlib |
+| --- | --- |
+{of_episode}
+
+## Hooks of callbacks
+
+A callback with one of these methods is refused before the training. So is one with a hook whose parameters are RLlib's:
+hooks have those of [the list](../how_to/callbacks.md).
+
+| here | in RLlib and Tune |
+| --- | --- |
+{of_callback}
+
+| what parameters of RLlib's hooks are here | in RLlib |
+| --- | --- |
+{of_parameter}
+
+## Results of Tune
+
+What `marl_sb3.tune` returns, a `TuneStudy`, has an error for these names of `ResultGrid` and `ExperimentAnalysis`.
+
+| here | in Tune |
+| --- | --- |
+{of_study}
 """
 
 PAGES = {

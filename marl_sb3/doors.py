@@ -503,11 +503,18 @@ class Dialect(Protocol):
     def names_of(self, setting: str) -> str | None:
         """Say which names mean a setting, for an error about it, such as "RLlib's lr"; None: no others."""
 
-    def method(self, name: str, of: str = "algorithm") -> str | None:
-        """Say what does the same here as a method of the library's `algorithm` or `env`; None: unknown."""
+    def method(self, name: str, of: str) -> str | None:
+        """Say what does the same here as a name of the library's `algorithm`, `env`, ...; None: unknown."""
 
 
 DIALECTS: Door[Dialect] = Door("dialect of settings")
+
+
+def counterpart(name: str, of: str) -> str:
+    """Return what the first dialect that knows a name says of it, after a colon; "" of others and of private names."""
+    said = (each.method(name, of) for each in DIALECTS) if not name.startswith("_") else ()
+    return next((f": {instead}" for instead in said if instead), "")
+
 
 # The kinds of settings that no policy has by itself, by name: `checkpoints.every` is in a section. Messages name them.
 SETTINGS: Door[Mapping[str, Any]] = Door("group of settings")

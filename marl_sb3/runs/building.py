@@ -31,6 +31,7 @@ from marl_sb3.doors import Assignment
 from marl_sb3.envs import attribute_from_here, named_wrappers, wrapping_factory
 from marl_sb3.errors import ConfigError, require_known
 from marl_sb3.extensions.assignment import SampledAssignment, SwappedAssignment
+from marl_sb3.extensions.dialects import no_policy
 from marl_sb3.extensions.remote import AnyRunners
 from marl_sb3.league import League
 from marl_sb3.runs.files import Hparams, entry_of
@@ -321,6 +322,8 @@ def _require_known(config: TrainConfig, policy_ids: Sequence[PolicyID], env: Mul
             continue
         for name in settings if policy_id in SECTIONS else ():
             require_known(name, names_in(policy_id), f"{name!r} in {policy_id} is unknown", f"{policy_id}.{name}")
+        if words := no_policy(policy_id, settings):
+            raise ConfigError(words, key=policy_id)
         hint = "; with policies per_agent each agent has its own" if policy_id in env.agents else ""
         close = difflib.get_close_matches(policy_id, [*SECTIONS, "env", "policy_kwargs"], n=1)
         hint = f"; or did you mean {close[0]}.{next(iter(settings))}?" if close and settings else hint

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -20,6 +20,7 @@ from marl_sb3.core.metrics import Result, flatten, info_metrics, table
 from marl_sb3.core.state import Checkpoint, StateReader
 from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.doors import counterpart
 from marl_sb3.envs import named_factory
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
@@ -59,6 +60,14 @@ class Run:
     recorder: RecordEpisodes | None = None  # records the episodes; None: they are not recorded
     runners: AnyRunners | None = None  # which processes roll out the shards; None: this one
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the present phase, where `config` has others
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an error; its message refers to the algorithm, or to what that has in place of RLlib's names."""
+            has_it = not name.startswith("_") and hasattr(self.__dict__.get("algorithm"), name)
+            instead = f": its algorithm has it, run.algorithm.{name}" if has_it else counterpart(name, "algorithm")
+            raise AttributeError(f"Run has no {name!r}{instead}", name=name, obj=self)
 
     @property
     def folder(self) -> Path:

@@ -178,6 +178,8 @@ REFUSED = [
     ({"settings": {"env.height": 0}}, "height must be an integer >= 1; received 0"),
     ({"settings": {"env.hieght": 3}}, "unknown env argument 'hieght'"),
     ({"settings": {"pol9.gamma": 0.5}}, "--set pol9.gamma: unknown policy 'pol9'; accepted: shared"),
+    ({"settings": {"model.fcnet_hidden": [8]}}, "'fcnet_hidden' in model is unknown; did you mean fcnet_hiddens?"),
+    ({"settings": {"training.gamma": 0.5}}, "RLlib's training has no counterpart here; give its entries alone"),
     ({"settings": {"shared.gamma": 5}}, "--set shared.gamma: policy 'shared': gamma is 5; accepted"),
     ({"settings": {"shared.n_steps": 0}}, "--set shared.n_steps: policy 'shared': n_steps is 0; accepted"),
     ({"stop": {"env_runners/episode_retrun_mean": 1}}, "did you mean env_runners/episode_return_mean"),

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, cast
 from msgspec import Meta
 
 from marl_sb3.core.config.values import FiniteFloat, shown, takes_integers_only
-from marl_sb3.doors import ALGORITHM_TABLES
+from marl_sb3.doors import ALGORITHM_TABLES, counterpart
 from marl_sb3.errors import ConfigError, require_known
 
 # --- Schedules -------------------------------------------------------------------------------------------------------
@@ -220,6 +220,8 @@ def algorithm_info(name: str) -> AlgorithmInfo:
     if name not in known and ":" in name:
         add_algorithm(_imported(name), name)
     code = "or package.module:NAME of an AlgorithmInfo"
+    if name not in known and (instead := counterpart(name, "algo")):
+        raise ConfigError(f"unknown algorithm {shown(name)}{instead}", key="algo")
     require_known(name, [*known, code], f"unknown algorithm {shown(name)}", "algo")
     return known[name]
 

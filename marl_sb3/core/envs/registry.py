@@ -21,7 +21,7 @@ from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistr
 from marl_sb3.core.config import EXTERNAL, shown
 from marl_sb3.core.envs.converted import SingleAgentEnv, as_parallel
 from marl_sb3.core.envs.faults import RAISED, raise_in_words
-from marl_sb3.doors import BATCHED_TWINS, BUILTIN_ENVS, ENV_FINDERS, ENV_KINDS, REGISTERED_ENVS
+from marl_sb3.doors import BATCHED_TWINS, BUILTIN_ENVS, ENV_FINDERS, ENV_KINDS, REGISTERED_ENVS, counterpart
 from marl_sb3.errors import ConfigError, described
 
 EnvFactory = Callable[..., Any]  # makes an env of a kind that is known: one of `_OWN`, or at the door `ENV_KINDS`
@@ -122,7 +122,8 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
     try:
         env = factory(*positional, **arguments)
     except (ImportError, FailedToImport, DependencyNotInstalled) as error:
-        raise ConfigError(str(error), key="env") from error
+        missing = getattr(error, "name", None) or ""
+        raise ConfigError(f"{error}{counterpart(missing, 'module')}", key="env") from error
     except RAISED as error:
         if isinstance(error, TypeError) and "unexpected keyword argument" in described(error):
             raise ConfigError(f"the env does not take these arguments: {error}", key="env") from error
@@ -214,7 +215,8 @@ def import_from_here(module_name: str, where: str, accepted: str, key: str = "en
     try:
         return importlib.import_module(module_name)
     except ImportError as error:
-        raise ConfigError(f"{where}: cannot import {module_name!r}: {error}", key=key) from error
+        why = f"{error}{counterpart(error.name or '', 'module')}"
+        raise ConfigError(f"{where}: cannot import {module_name!r}: {why}", key=key) from error
     except RAISED as error:
         raise_in_words(error, f"importing {module_name!r}", where)
         raise

@@ -179,10 +179,11 @@ def has_step_hook(callback: Any) -> bool:
     """Whether a callback runs code of a user's within a rollout, which may change the policy there."""
     if isinstance(callback, ConvertCallback) and callback.callback is not None:  # SB3 makes one without, too
         return True
-    hooks = [getattr(type(callback), name, None) for name in _WITHIN_ROLLOUTS]
+    hooks = [hook for name in _WITHIN_ROLLOUTS if (hook := getattr(type(callback), name, None))]
+    own = [hook for hook in hooks if hook.__module__.partition(".")[0] not in _LIBRARIES]
     return (
         not _WITHIN_ROLLOUTS.isdisjoint(vars(callback))
-        or not all(map(_is_harmless, filter(None, hooks)))
+        or not all(map(_only_returns_true, own))
         or any(map(has_step_hook, _inner(callback)))
     )
 
@@ -191,11 +192,6 @@ def sees_steps(callback: Any) -> bool:
     """Whether a callback has to be called in each step, and not once for many; it may say so in `sees_steps`."""
     own = [each for each in all_callbacks(callback) if getattr(each, "sees_steps", True)]
     return has_step_hook(callback) or not all(_only_returns_true(type(each)._on_step) for each in own)
-
-
-def _is_harmless(hook: Any) -> bool:
-    """Whether it is of these libraries, or does nothing."""
-    return _only_returns_true(hook) or hook.__module__.partition(".")[0] in _LIBRARIES
 
 
 def _only_returns_true(hook: Any) -> bool:

@@ -19,7 +19,7 @@ from marl_sb3.core.state import State, StateReader
 from marl_sb3.core.vec_env.observations import AgentGroup
 from marl_sb3.core.vec_env.slot_states import EnvSettings
 from marl_sb3.core.vec_env.step import VecStep
-from marl_sb3.doors import DIALECTS, SB3_VEC_ENVS
+from marl_sb3.doors import SB3_VEC_ENVS, counterpart
 from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.types import AgentID, Array, GoalRewards
 
@@ -248,9 +248,7 @@ class MultiAgentVecEnv(ABC):
 
     def __getattr__(self, name: str) -> Any:
         """Raise an error; its message refers to what does the same here as a name of SB3's `VecEnv`."""
-        known = (each.method(name, "env") for each in DIALECTS) if not name.startswith("_") else ()
-        instead = next(filter(None, known), "")
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{instead and ': '}{instead}")
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{counterpart(name, 'env')}")
 
     def _require_idle(self, call: str) -> None:
         if self._sent:

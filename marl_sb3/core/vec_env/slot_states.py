@@ -137,12 +137,8 @@ def read_settings(state: StateReader, num_envs: int) -> list[State]:
         CheckpointError: it is not a list of states from `EnvSettings.get_state`.
     """
     listed = state.listed("settings", num_envs)
-    readers = [listed.fields(name) for name in listed]
-    return [{part: _plain(reader.fields(part)) for part in ("in_force", "coming")} for reader in readers]
-
-
-def _plain(reader: StateReader) -> State:
-    return {key: reader.value(key) for key in reader.names()}
+    parts = [{part: listed.fields(name).fields(part) for part in ("in_force", "coming")} for name in listed]
+    return [{part: {key: own.value(key) for key in own.names()} for part, own in each.items()} for each in parts]
 
 
 MAX_BYTES = 2**26  # of all logs in a checkpoint; logs that do not fit are left out, and their envs begin new episodes

@@ -11,8 +11,11 @@ from .names import put as put
 from .rllib import LATER as LATER
 from .rllib import Meanings as Meanings
 from .rllib import meanings as meanings
+from .rllib import metric_here as metric_here
+from .rllib import no_policy as no_policy
 from .rllib import require_logged as require_logged
 from .rllib import run_meanings as run_meanings
+from .rllib_names import METHODS as METHODS
 from .rllib_names import NETWORK as NETWORK
 from .zoo import ATARI as ATARI
 from .zoo import DEFAULT as DEFAULT

@@ -7,11 +7,13 @@ mapping. For `MultiAgentAlgorithm`, the two dialects at the door do it, see `mar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.core.config import (
     Named,
+    built_in,
     canonical_algorithm,
     integer_in,
     plain_numbers,
@@ -32,7 +34,7 @@ from marl_sb3.extensions.dialects.rllib import (
     split_name,
     unnested,
 )
-from marl_sb3.extensions.dialects.rllib_names import METHODS, NO_COUNTERPART, RENAMED, VALUES
+from marl_sb3.extensions.dialects.rllib_names import METHODS, NO_COUNTERPART, PAGE, RENAMED, VALUES
 from marl_sb3.extensions.dialects.zoo import IN_PYTHON, KEYS, OF_VEC_ENVS, action_noise, is_noise, parse_literal
 
 if TYPE_CHECKING:
@@ -250,8 +252,14 @@ class RLlibNames:
         return explanation(setting)
 
     def method(self, name: str, of: str = "algorithm") -> str | None:
-        """See `Dialect.method`."""
-        return METHODS.get(name) if of == "algorithm" else None
+        """See `Dialect.method`; refers to the page for users of RLlib."""
+        if of == "algo":
+            name = re.sub(r"^contrib/|[-_]|(trainer|config)$", "", name.lower())
+            known = canonical_algorithm(name)
+            meant = f"set algo={known}" if known in built_in() else METHODS[of].get(name)
+            return meant and f"it is one of RLlib's; {meant}; see {PAGE}"
+        instead = METHODS.get(of, {}).get(name)
+        return instead and f"{instead}; see {PAGE}"
 
 
 class ZooNames:

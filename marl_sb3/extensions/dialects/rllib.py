@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from marl_sb3.core.config import Count, Named, PositiveInt, require, section_by_setting, shown
 from marl_sb3.core.metrics import require_metric
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, did_you_mean
 from marl_sb3.extensions.dialects.rllib_names import (
     ALWAYS,
     ATTENTION,
@@ -19,6 +20,7 @@ from marl_sb3.extensions.dialects.rllib_names import (
     NETWORK,
     NO_COUNTERPART,
     NOT_SET,
+    PAGE,
     RENAMED,
     RUNNERS,
 )
@@ -55,6 +57,9 @@ def unnested(name: str, value: Any) -> Iterator[tuple[str, str, Any]]:
         ConfigError: the name has no counterpart, or not with this value.
     """
     prefix, own = split_name(name)
+    if isinstance(value, Mapping) and [*value] == ["grid_search"]:
+        accepted = f"--grid {name}=A,B of the command tune, or marl_sb3.tune(grid={{{name!r}: [A, B]}})"
+        raise ConfigError(f"{name} is {shown(value)}, a search of Ray Tune; accepted: {accepted}; see {PAGE}", key=name)
     if own not in NESTED:
         if not _is_always_so(own, name, value):
             yield name, name, value
@@ -62,9 +67,21 @@ def unnested(name: str, value: Any) -> Iterator[tuple[str, str, Any]]:
     for inner, part in require(own, value, Named, key=name).items():
         theirs = f"{NESTED[own]}{inner}"
         if not is_of_rllib(theirs) and theirs != "grayscale":
-            raise ConfigError(f"{inner!r} in {own} is unknown; accepted: RLlib's names", key=name)
+            raise ConfigError(_unknown_entry(str(inner), own), key=name)
         if not _is_always_so(theirs, name, part):
             yield f"{name}.{inner}", f"{prefix}{theirs}", part
+
+
+def _unknown_entry(name: str, mapping: str) -> str:
+    known = [each.removeprefix(NESTED[mapping]) for each in (*RENAMED, *NETWORK, *ALWAYS)]
+    return f"{name!r} in {mapping} is unknown; {did_you_mean(name, known) or 'accepted: the names of RLlib'}"
+
+
+def no_policy(name: str, settings: Mapping[str, Any]) -> str | None:
+    """Say what is wrong with settings of a part of RLlib's configuration, such as `model`; None: it is none."""
+    if name in NESTED:
+        return _unknown_entry(next(iter(settings)), name)
+    return no_counterpart(name) if name in NO_COUNTERPART else None
 
 
 def is_of_rllib(own: str) -> bool:
@@ -93,11 +110,20 @@ def no_counterpart(own: str) -> str:
 
 def require_logged(name: str, known: Collection[str], key: str = "stop") -> None:
     """Refuse an unknown metric, as `require_metric` does; says what another library's name of one is here."""
-    of_all_modules = str(name).startswith("learners/__all_modules__/")
-    meant = "learners/POLICY/..., of each policy," if of_all_modules else METRICS.get(name, "")
-    if name not in known and meant:
-        raise ConfigError(f"unknown metric {name!r}; it is {meant} here", key=key)
+    if name not in known and (meant := metric_here(str(name))):
+        raise ConfigError(f"unknown metric {name!r}; {meant}", key=key)
     require_metric(name, known, key)
+
+
+def metric_here(name: str) -> str:
+    """Say what another library's name of a metric is here; "" if it is unknown."""
+    own = _OF_POLICY.sub("learners/POLICY/", name)
+    said = (said for each, said in METRICS.items() if own == each or (each[-1] == "/" and f"{own}/".startswith(each)))
+    return next(said, f"it is {own} here; see {PAGE}" if name.startswith("info/learner/") else "")
+
+
+# What begins the name of a metric of one policy, in RLlib's new and former API stack.
+_OF_POLICY = re.compile(r"^(?:info/learner|learners)/(?!__all_modules__)[^/]+/(?:learner_stats/)?")
 
 
 # Names, and the settings that they mean together, with their values.

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from marl_sb3.core.config import Count, Fraction, Points, PositiveInt, accepts, require, shown, words
 from marl_sb3.errors import ConfigError, require_known
 
+PAGE = "docs/coming_from/rllib.md"  # where users of RLlib read on
 _TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 # --- Names that mean settings ----------------------------------------------------------------------------------------
@@ -143,8 +144,16 @@ VALUES: Mapping[str, Callable[[Any, int], Any]] = {
     "clip_rewards": _clipped,
 }
 
-# Names of metrics of RLlib, of its older versions above all, and of SB3 -> those here.
-METRICS: Mapping[str, str] = _TABLES["metrics"]
+# Names of metrics of RLlib, old and new, and of SB3 -> in words what they are here; `config/` is all that begin so.
+METRICS: Mapping[str, str] = {
+    **{name: f"it is {ours} here" for ours, names in _TABLES["metrics of SB3"].items() for name in names},
+    **{name: f"it is {ours} here; see {PAGE}" for ours, names in _TABLES["metrics"].items() for name in names},
+    **{
+        name: f"it is no metric here: {why}; see {PAGE}"
+        for why, names in _TABLES["no metric"].items()
+        for name in names
+    },
+}
 
 # Names whose meaning depends on the algorithm or on other settings.
 _ROLLOUTS = "with rollouts (PPO, A2C, TRPO, ...)", lambda kinds: "gae_lambda" in kinds
@@ -245,4 +254,9 @@ ALWAYS: Mapping[str, Always] = {name: Always(*always) for name, always in _TABLE
 REASONS: Mapping[str, Sequence[str]] = _TABLES["no counterpart"]  # a reason, and what to set instead -> the names
 NO_COUNTERPART: Mapping[str, str] = {name: reason for reason, names in REASONS.items() for name in names}
 
-METHODS: Mapping[str, str] = _TABLES["methods"]  # of RLlib's `Algorithm` -> what does the same here
+# Of an `algorithm`, a `policy` and an `episode` of RLlib, of a `callback` and its `parameter`s, of a `study` of Tune,
+# of `algo` in small letters, and of a `module`: name -> what does the same here.
+METHODS: Mapping[str, Mapping[str, str]] = {
+    of: {name: instead for instead, names in entries.items() for name in names}
+    for of, entries in _TABLES["methods"].items()
+}

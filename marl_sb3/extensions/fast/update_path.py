@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from marl_sb3.doors import counterpart
 from marl_sb3.errors import ConfigError, require_known
 from marl_sb3.extensions.fast.coverage import Reliance
 from marl_sb3.output import ORDINARY
@@ -47,6 +48,15 @@ class TwoPaths:
     known_as: str = "policy"  # the name of the policy in the log
     has_more_losses: bool = False  # whether recorded actions are a part of its loss, which the kernels do not have
     _made: tuple[str, Any, Reliance] | None = None  # path, policy in the kernels' form, what that relies on
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise the error again; its message refers to what does the same here as a name of RLlib's policies."""
+            try:
+                return object.__getattribute__(self, name)  # of a property, its own error
+            except AttributeError as error:
+                raise AttributeError(f"{error}{counterpart(name, 'policy')}", name=name, obj=self) from None
 
     def coverage(self) -> Reliance | str:
         """Return what the kernels rely on, or the reason why they do not cover the policy."""

@@ -1,5 +1,4 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
-from .accepted import RLLIB_HOOKS as RLLIB_HOOKS
 from .episodes import RunningEpisode as RunningEpisode
 from .trajectories import Trajectory as Trajectory

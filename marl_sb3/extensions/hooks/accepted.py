@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from stable_baselines3.common.callbacks import (
     BaseCallback,
@@ -15,6 +17,7 @@ from stable_baselines3.common.callbacks import (
 )
 
 from marl_sb3.core.training import TrainingCallback
+from marl_sb3.doors import counterpart
 from marl_sb3.errors import ConfigError
 
 # Callbacks that count steps and episodes work unchanged. Callbacks that evaluate or save one policy in the middle of a
@@ -32,23 +35,6 @@ _INSTEAD: Mapping[type[BaseCallback], str] = {
     "False when result has not improved for too long",
 }
 
-# Hooks of RLlib's callbacks that have another name here; see `docs/how_to/callbacks.md`.
-RLLIB_HOOKS: Mapping[str, str] = {
-    "on_algorithm_init": "_init_callback",
-    "on_create_policy": "_init_callback, with self.algorithm.policies",
-    "on_environment_created": "on_envs_created",
-    "on_sub_environment_created": "on_envs_created",
-    "on_env_runners_recreated": "on_workers_restarted",
-    "on_workers_recreated": "on_workers_restarted",
-    "on_episode_created": "on_episode_start",
-    "on_postprocess_trajectory": "on_trajectory",
-    "on_sample_end": "_on_rollout_end",
-    "on_learn_on_batch": "on_update_start",
-    "on_evaluate_start": "on_evaluation_start",
-    "on_evaluate_end": "on_evaluation_end",
-    "on_train_result": "complete_result, or on_iteration_end",
-}
-
 
 def _hooks(cls: type) -> list[str]:
     return [name for name in dir(cls) if name.startswith(("on_", "_on_"))]
@@ -61,15 +47,15 @@ def require_usable(callback: BaseCallback) -> None:
     """Refuse a callback that cannot work here.
 
     Raises:
-        ConfigError: it is one of SB3's for one policy, or has a method that is named as a hook is and never called; the
-            message names a replacement.
+        ConfigError: it is one of SB3's for one policy, or has a method that is named as a hook is and never called, or
+            a hook with other parameters; the message says what to write.
     """
     name = type(callback).__name__
     for stock, instead in _INSTEAD.items():
         if isinstance(callback, stock):
             words = f"SB3's {name} does not work on a MultiAgentAlgorithm; use {instead}"
             raise ConfigError(words, key="callback")
-    if fault := next(_never_called(callback), None):
+    if fault := next(chain(_never_called(callback), _called_otherwise(callback)), None):
         raise ConfigError(f"callback {name} has {fault}", key="callback")
 
 
@@ -82,10 +68,24 @@ def _never_called(callback: BaseCallback) -> Iterator[str]:
         close = difflib.get_close_matches(name, _OF_TRAININGS, n=1, cutoff=0.85)
         if name in _OF_TRAININGS:
             yield f"{name}, which only a marl_sb3.MultiAgentCallback has; accepted: that as its base class"
-        elif name in RLLIB_HOOKS:
-            yield f"RLlib's {name}, which is never called here; accepted in its place: {RLLIB_HOOKS[name]}"
+        elif instead := counterpart(name, "callback"):
+            yield f"RLlib's {name}, which is never called here; accepted in its place{instead}"
         elif close:
             yield f"{name}, which is never called; did you mean {close[0]}?"
         elif name.startswith("on_"):
             accepted = ", ".join(each for each in _OF_TRAININGS if not each.startswith("_"))
             yield f"{name}, which is never called; accepted: {accepted}, or a name that does not begin with on_"
+
+
+def _called_otherwise(callback: BaseCallback) -> Iterator[str]:
+    """Yield in words which hooks cannot be called with what a training gives them, such as those written for RLlib."""
+    base = TrainingCallback if isinstance(callback, TrainingCallback) else BaseCallback
+    for name in (*_hooks(base), *(["complete_result"] if base is TrainingCallback else [])):
+        own, (_, *given) = inspect.signature(getattr(callback, name)), inspect.signature(getattr(base, name)).parameters
+        try:
+            own.bind(*given)
+        except TypeError:
+            bare = [each.replace(annotation=each.empty) for each in own.parameters.values()]
+            written = own.replace(parameters=bare, return_annotation=own.empty)
+            words = (f"; RLlib's {each}{known}" for each in own.parameters if (known := counterpart(each, "parameter")))
+            yield f"{name}{written}, which cannot be called; accepted: {name}({', '.join(given)}){next(words, '')}"

@@ -19,7 +19,7 @@ from marl_sb3.core.metrics import Episode, EpisodeTracker
 from marl_sb3.core.state import State, StateReader, is_plain
 from marl_sb3.core.training import TrainingWatcher, has_hook, named_errors, with_hook
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, map_arrays
-from marl_sb3.doors import FILMS
+from marl_sb3.doors import FILMS, counterpart
 from marl_sb3.errors import ConfigError, HookError
 from marl_sb3.files import file_names
 from marl_sb3.types import AgentID, Array, PolicyID
@@ -329,6 +329,12 @@ class RunningEpisode:
     media: dict[str, Any] = field(default_factory=dict)
     policy_of: Mapping[AgentID, PolicyID] = field(default_factory=dict)  # agent -> the policy that plays it
     latest: LatestStep | None = field(default=None, repr=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an error; its message refers to what does the same here as a name of RLlib's episodes."""
+            raise AttributeError(f"RunningEpisode has no {name!r}{counterpart(name, 'episode')}", name=name, obj=self)
 
     def observation(self, agent: AgentID) -> Any:
         """Return the agent's latest observation, as the env gave it; None if the agent has none in this step."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from marl_sb3.core.metrics import flatten
 from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.dialects import metric_here
 
 _EVALUATED = "evaluation/env_runners/"
 _AGENTS = f"{_EVALUATED}agent_episode_returns_mean/"
@@ -65,9 +66,10 @@ class Objective:
                 ", ".join(name.removeprefix(prefix) for name in names if name.startswith(prefix))
                 for prefix in (_AGENTS, _POLICIES)
             )
+            here = metric_here(self.of)
             raise ConfigError(
-                f"--objective is {self.of!r}; accepted: sum, min, against_random, an agent ({agents}), a policy "
-                f"({policies}), a custom metric or the name of any metric",
+                f"--objective is {self.of!r}{here and '; '}{here}; accepted: sum, min, against_random, an agent "
+                f"({agents}), a policy ({policies}), a custom metric or the name of any metric",
                 key="objective",
             )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import optuna
@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.metrics import flatten, table
+from marl_sb3.doors import counterpart
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.display import number, short_path
 from marl_sb3.results import read_results
@@ -69,6 +70,12 @@ class TuneStudy:
         self.queue = TrialQueue(self.optuna, folder, total, partial(sampler, search))
         self.finals = TrialQueue(finals, folder)
         self.n_done = self.queue.n_done
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an error; its message refers to what does the same here as a name of Ray Tune's results."""
+            raise AttributeError(f"TuneStudy has no {name!r}{counterpart(name, 'study')}", name=name, obj=self)
 
     @property
     def trials(self) -> list[FrozenTrial]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, make_vec_env
 from marl_sb3.core.training import ResultLogger
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.hooks import RLLIB_HOOKS
 from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat
 
 N_ENVS, N_STEPS = 2, 6
@@ -130,16 +128,6 @@ def test_what_is_no_callback_is_refused(callback: Any, message: str) -> None:
 
 def with_method(base: type, name: str) -> Any:
     return type("Ported", (base,), {name: lambda self, **_: True, "_on_step": lambda self: True})()
-
-
-@pytest.mark.parametrize("name", RLLIB_HOOKS)
-def test_hooks_of_rllib_with_another_name_are_refused_and_named_in_the_page(name: str) -> None:
-    instead = RLLIB_HOOKS[name]
-    message = f"callback Ported has RLlib's {name}, which is never called here; accepted in its place: {instead}"
-    with pytest.raises(ConfigError, match=message):
-        make().learn(ITERATION, callback=[Counting(), with_method(MultiAgentCallback, name)])
-    page = (Path(marl_sb3.__file__).parents[1] / "docs/how_to/callbacks.md").read_text()
-    assert re.search(rf"^\| .*`{name}`.* \| .*`{re.split('[, ]', instead)[0]}`", page, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -269,22 +257,3 @@ def test_functions_for_one_policy_are_told_what_to_take() -> None:
         evaluate_policy(algorithm, rows(), warn=False)
     mean, _ = evaluate_policy(algorithm.policies["shared"], rows(), warn=False)
     assert isinstance(mean, float)
-
-
-@pytest.mark.parametrize(
-    ("name", "instead"),
-    [
-        ("train", "train_iteration()"),
-        ("get_policy", "policies[POLICY_ID]"),
-        ("compute_single_action", "predict({agent: observation})"),
-        ("compute_action", "predict({agent: observation})"),
-        ("restore", "MultiAgentAlgorithm.load(path, env)"),
-        ("get_weights", "get_parameters() and set_parameters()"),
-        ("workers", "env has the envs"),
-        ("config", "policies[POLICY_ID] is the SB3 algorithm"),
-        ("evaluate", "marl_sb3.evaluate_policies(algo, env, n_episodes)"),
-    ],
-)
-def test_methods_of_rllib_are_hinted_at(name: str, instead: str) -> None:
-    with pytest.raises(AttributeError, match=re.escape(f"MultiAgentAlgorithm has no {name!r}: {instead}")):
-        getattr(make(), name)
