@@ -274,7 +274,13 @@ hooks have those of [the list](../how_to/callbacks.md).
 | --- | --- |
 {of_parameter}
 
-## Results of Tune
+## Searches of Tune
+
+`marl_sb3.tune` refuses these names of arguments of `tune.run`, `Tuner`, `TuneConfig` and `RunConfig`.
+
+| here | in Tune |
+| --- | --- |
+{of_search}
 
 What `marl_sb3.tune` returns, a `TuneStudy`, has an error for these names of `ResultGrid` and `ExperimentAnalysis`.
 

@@ -157,7 +157,7 @@ class RLlibKind(EnvKind):
     def arguments(
         self, factory: Any, signature: inspect.Signature, env_kwargs: Mapping[str, Any], env_index: int
     ) -> Sequence[Any] | None:
-        """All settings in one dictionary, as RLlib calls `MyEnv(config)` and creators.
+        """All settings in one dictionary, as RLlib calls `MyEnv(config)` and creators; `env_config` may be this one.
 
         A factory of other envs that has a default for its `config` keeps it, unless settings are given.
         """
@@ -167,7 +167,8 @@ class RLlibKind(EnvKind):
         if name not in _CONFIG or name in env_kwargs or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
             return None
         is_meant = env_kwargs or parameter.default is parameter.empty or self.recognises(factory)
-        return (EnvContext(env_kwargs, env_index),) if is_meant else None
+        config = env_kwargs["env_config"] if [*env_kwargs] == ["env_config"] else env_kwargs
+        return (EnvContext(config, env_index),) if is_meant else None
 
 
 KIND = RLlibKind()

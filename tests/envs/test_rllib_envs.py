@@ -166,6 +166,7 @@ def test_settings_come_in_one_dictionary_as_from_rllib() -> None:
     assert isinstance(env, RLlibEnv)
     config = env.env.config
     assert (config, config.worker_index, config.vector_index) == ({"length": 7}, 0, 3)
+    assert make_env(Scripted, 0, {"env_config": {"length": 7}}).env.config == {"length": 7}
     assert make_env(Scripted, 0, {}).env.config == {}
     assert make_env(lambda config: Scripted({**config}), 0, {"length": 7}).env.config == {"length": 7}
     assert make_env(lambda _: Scripted({}), 0, {}).possible_agents == ["0", "1"]

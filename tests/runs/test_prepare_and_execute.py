@@ -225,7 +225,10 @@ REFUSED = [
     ({"timestep": 10}, "unknown hyperparameter 'timestep' of PPO; did you mean n_timesteps?"),
     ({"timesteps": "10q"}, "--timesteps: n_timesteps is '10q'; accepted: an integer of at least 1"),
     ({"seed": "a"}, "--seed: seed is 'a'; accepted: an integer from 0 to 4294967295"),
-    ({"callback": 3}, "callback is or contains 3; accepted: SB3 callbacks, a list of them, or a function"),
+    (
+        {"callback": 3},
+        "callback is or contains 3; accepted: SB3 callbacks, such as a MultiAgentCallback, a list",
+    ),
     ({"callback": [marl_sb3.MultiAgentCallback]}, "did you mean MultiAgentCallback(...)?"),
     ({"device": "gpu"}, "--device: device is 'gpu'; accepted: auto, cpu, cuda"),
     ({"device": "cpu:1x"}, "--device: device is 'cpu:1x'; accepted: auto, cpu, cuda"),

@@ -190,8 +190,8 @@ def _require_usable(callback: Any) -> None:
     if not isinstance(callback, BaseCallback):
         hint = f"; did you mean {callback.__name__}(...)?" if isinstance(callback, type) else ""
         raise ConfigError(
-            f"callback is or contains {callback!r}; accepted: SB3 callbacks, a list of them, or a function of "
-            f"(locals, globals) that returns False to stop{hint}",
+            f"callback is or contains {callback!r}; accepted: SB3 callbacks, such as a MultiAgentCallback, a list of "
+            f"them, or a function of (locals, globals) that returns False to stop{hint}",
             key="callback",
         )
     if not hasattr(callback, "n_calls"):

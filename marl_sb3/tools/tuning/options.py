@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, cast
 
 from marl_sb3.cli import ALGO, DEVICE, N_ENVS, POLICIES, REPEATED, VECTORIZER, Python, options_of
+from marl_sb3.doors import counterpart
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -179,7 +180,8 @@ def takes_search_options(function: Function) -> Function:
     def checked(*args: Any, **given: Any) -> Any:
         for name in given:
             if name not in declared.parameters:
-                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
+                words = f"{function.__name__}() got an unexpected keyword argument {name!r}"
+                raise TypeError(f"{words}{counterpart(name, 'search')}")
         return function(*args, **given)
 
     entries = (

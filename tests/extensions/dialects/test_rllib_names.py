@@ -86,6 +86,9 @@ info/learner/default_policy/learner_stats/cur_lr info/learner/default_policy/lea
 info/learner/default_policy/learner_stats/vf_loss num_agent_steps_sampled num_env_steps_sampled num_env_steps_trained
 num_healthy_workers policy_reward_mean/default_policy sampler_perf/mean_inference_ms
 sampler_results/episode_reward_mean timers/learn_time_ms timesteps_this_iter timesteps_total"""
+SEARCH = """callbacks checkpoint_config config max_concurrent_trials max_failures metric name num_samples param_space
+reuse_actors run_config run_or_experiment scheduler search_alg storage_path time_budget_s tune_config verbose
+checkpoint_at_end checkpoint_freq keep_checkpoints_num local_dir resources_per_trial restore resume"""
 STUDY = """best_checkpoint best_config best_dataframe best_result best_trial dataframe errors experiment_path
 get_all_configs get_best_checkpoint get_best_config get_best_result get_best_trial get_dataframe get_last_checkpoint
 num_errors num_terminated results results_df trial_dataframes trials"""
@@ -133,6 +136,13 @@ def test_a_name_of_rllibs_objects_is_there_or_its_error_says_what_is(of: str, al
         assert [name for name in named - elsewhere if said_of(owner, name)] == []
     for unknown in ("of_nobody", "_private"):
         assert PAGE not in (said_of(owner, unknown) or PAGE)
+
+
+@pytest.mark.parametrize("name", SEARCH.split())
+def test_an_argument_of_tune_is_named(name: str) -> None:
+    said = rf"tune\(\) got an unexpected keyword argument '{name}': {re.escape(METHODS['search'][name])}; {PAGE}"
+    with pytest.raises(TypeError, match=said):
+        marl_sb3.tune("arena", **{name: 1})  # type: ignore[arg-type]
 
 
 def test_an_error_of_a_property_of_ones_own_algorithm_stays(algorithm: MultiAgentAlgorithm) -> None:
