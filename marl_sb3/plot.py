@@ -40,7 +40,7 @@ def main(
         Literal["mean", "iqm"], "--statistic NAME", "over the runs: mean, or iqm, the interquartile mean; default: mean"
     ] = "mean",
     smooth: Annotated[int, "--smooth K", "moving average over K iterations; default: 1, none"] = 1,
-    title: Annotated[str, "--title TEXT", "title of the figure; default: none"] = "",
+    title: Annotated[str, "--title TEXT", "title of the figure; default: the envs"] = "",
     format: Annotated[
         Literal["marl-eval"] | None,
         "--format NAME",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -60,6 +61,7 @@ class Figure:
     caption: str = ""  # the statistic, the band, the number of runs and the smoothing
     # what a reader has to know besides, such as runs of other lengths
     notes: Sequence[str] = field(default_factory=tuple)
+    title: str = ""  # of a picture or page of its own: the names of the envs
 
     @property
     def groups(self) -> list[str]:
@@ -105,7 +107,8 @@ def draw_up(
     runs = f"{' to '.join(map(str, [numbers[0], numbers[-1]][: len(numbers)]))} run{'s' if numbers[-1] > 1 else ''}"
     band = "" if len(single) == len(groups.runs) else ", band: 95 % bootstrap interval"
     caption = "; ".join(filter(None, [f"{words} of {runs}{band}" if numbers[-1] > 1 else "", smoothing]))
-    return Figure(panels, _AXIS_WORDS[axis], caption, tuple(dict.fromkeys(notes)))
+    title = ", ".join(dict.fromkeys(record.env for record in groups.all))
+    return Figure(panels, _AXIS_WORDS[axis], caption, tuple(dict.fromkeys(notes)), title)
 
 
 def _default_metrics(groups: Groups) -> list[str]:
@@ -150,16 +153,38 @@ def _curve(
     if any(len(x) == 0 for x, _ in points):
         raise ConfigError(f"{label} has no {_AXIS_WORDS[axis]} beside {name}; accepted: another axis", key="--axis")
     starts, ends = (np.array([x[end] for x, _ in points]) for end in (0, -1))
+    start, end = starts.max(), ends.min()
     if ends.max() > SAME_END[axis] * ends.min():
         between = f"between {ends.min():,.0f} and {ends.max():,.0f} {_AXIS_WORDS[axis]}"
-        notes.append(f"{label}: runs end {between}; shown as far as all go")
+        notes.append(f"{label}: runs end {between}; where one has ended, the curve is that of the others")
+        start, end = min(start, end), ends.max()
     one = points[0][0]
     shared = all(np.array_equal(x, one) for x, _ in points)
-    grid = one if shared else np.linspace(starts.max(), max(ends.min(), starts.max()), _POINTS)
-    values = np.array([np.interp(grid, x, y) for x, y in points])
-    of_runs = STATISTICS[statistic][1]
-    low, high = bootstrap_interval(values, of_runs, _LEVEL) if len(values) > 1 else (None, None)
-    return Curve(label, part, grid, of_runs(values), low, high, len(values), np.array([y[-1] for _, y in points]))
+    grid = one if shared else np.unique(np.linspace(start, max(start, end), _POINTS))
+    values = np.array([np.interp(grid, x, y, left=math.nan, right=math.nan) for x, y in points])
+    center, low, high = _over_runs(values, STATISTICS[statistic][1])
+    bounds = (low, high) if len(values) > 1 else (None, None)
+    return Curve(label, part, grid, center, *bounds, len(values), np.array([y[-1] for _, y in points]))
+
+
+def _over_runs(values: Array, of_runs: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
+    """A statistic over runs at each point and the bounds of its interval, of the runs that are there.
+
+    Args:
+        values: (runs, P); NaN where a run has not begun or has ended.
+
+    Returns:
+        (P,) each; NaN where there is no run, and for the bounds, where there is but one.
+    """
+    center, low, high = (np.full(values.shape[1], math.nan) for _ in range(3))
+    there = np.isfinite(values)
+    for runs in np.unique(there, axis=1).T:
+        at = (there == runs[:, None]).all(axis=0)
+        if runs.any():
+            center[at] = of_runs(values[runs][:, at])
+        if runs.sum() > 1:
+            low[at], high[at] = bootstrap_interval(values[runs][:, at], of_runs, _LEVEL)
+    return center, low, high
 
 
 def points_of(record: RunRecord, name: str, axis: str = "steps", smooth: int = 1) -> tuple[Array, Array]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from textwrap import fill
@@ -17,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display import Page, note, words
+from marl_sb3.extensions.display import Html, Page, note, words
 from marl_sb3.files import named_by_user, replaced_file, write_whole
 from marl_sb3.results.curves import Curve, Figure, Panel, draw_up
 from marl_sb3.results.reading import read_records
 from marl_sb3.results.records import group_by_settings
 from marl_sb3.startup import require_extra
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A6A00", "#000000")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A6A00", "#808080")
 # Of plotly's figures: transparent, for light and dark pages.
 GREY = "rgba(128,128,128,0.25)"
 PAGE_LAYOUT = {
@@ -33,14 +34,17 @@ PAGE_LAYOUT = {
     "font": {"color": "#808080"},
     "margin": {"t": 40, "r": 20, "l": 60, "b": 50},
     "hovermode": "x unified",
+    "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},  # a legend below would cover the axis
 }
-_LINES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))  # matplotlib's, plotly's
+_LINES = (("-", "solid", ""), ("--", "dash", "9 9"), (":", "dot", "3 3"), ("-.", "dashdot", "9 3 3 3"))  # and SVG's
 _MARKERS = (("o", "circle"), ("D", "diamond"), ("s", "square"), ("^", "triangle-up"), ("v", "triangle-down"))
 _WIDTH, _HEIGHT, _DPI = 4.6, 3.5, 130  # inches of a panel; pixels in an inch
 _CHARACTER, _LINE = 0.08, 0.18  # inches of a character and a line of the legend, and more than those of the caption
 _LABEL = 32  # characters of a line of the legend
+_ACROSS = 2  # panels in a row of a picture; a page has as many as there is room for
 _MARKS = 9  # markers on a curve; on a page, only shorter ones have any
 _BAND = 0.16  # opacity
+_SMALL = 0.01  # axes of smaller values have exponents, such as 5e-4, and no signs of the metric system, such as 500 µ
 _FORMATS = (".png", ".svg", ".html", ".pdf")
 _MOST_GROUPS = len(COLORS)
 
@@ -63,8 +67,8 @@ def write_figure(figure: Figure, path: Path, title: str = "") -> Path:
     """
     require_drawable(path)
     if path.suffix.lower() == ".html":
-        page = Page(title or "Learning curves")
-        page.add(", ".join(panel.title for panel in figure.panels), plotly_html(page, figure), note(_below(figure)))
+        page = Page(title or figure.title or "Learning curves")
+        page.add("Learning curves", plotly_html(page, figure), note(_below(figure)))
         return page.write(path)
     drawn = matplotlib_figure(figure, title)
     if path.suffix.lower() == ".svg":
@@ -100,13 +104,26 @@ def _below(figure: Figure) -> str:
 
 
 def _style(figure: Figure, curve: Curve) -> tuple[str, int]:
-    """The colour of a curve's group, and the number of its line and marker."""
-    number = figure.groups.index(curve.group)
-    parts = figure.parts
-    return COLORS[number % _MOST_GROUPS], parts.index(curve.part) if curve.part in parts else 0
+    """The colour of a curve's group, and the number of its line and marker; colours come again with another line."""
+    number, parts = figure.groups.index(curve.group), figure.parts
+    place = parts.index(curve.part) if curve.part in parts else 0
+    return COLORS[number % _MOST_GROUPS], place + number // _MOST_GROUPS
 
 
-def _name(panel: Panel, curve: Curve, n_groups: int) -> str:
+def _legend(figure: Figure) -> list[tuple[str, str, str, int]]:
+    """A colour for each group, and, if metrics have parts, a line for each part.
+
+    Returns:
+        Of each: its label, whether it is a `group` or a `part`, its colour, and the number of its line.
+    """
+    styles = {curve.group: _style(figure, replace(curve, part="")) for panel in figure.panels for curve in panel.curves}
+    groups = [(group, "group", *style) for group, style in styles.items()]
+    color = groups[0][2] if len(groups) == 1 else "#777777"
+    parts = [(part, "part", color, place) for place, part in enumerate(figure.parts)]
+    return [*(groups if len(groups) > 1 or not parts else ()), *parts]
+
+
+def _name(curve: Curve, n_groups: int) -> str:
     parts = [curve.part] if curve.part else []
     return ", ".join([curve.group, *parts] if n_groups > 1 or not parts else parts)
 
@@ -121,15 +138,22 @@ def matplotlib_figure(figure: Figure, title: str = "") -> Any:
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter
 
-    n, caption, entries = len(figure.panels), _below(figure), _legend(figure)
+    n, caption, title = len(figure.panels), _below(figure), title or figure.title
+    entries = [
+        (fill(label, _LABEL), {"color": color, **(_line(place) if kind == "part" or place else {"linewidth": 1.6})})
+        for label, kind, color, place in _legend(figure)
+    ]
     longest = max(len(line) for label, _ in entries for line in label.split("\n"))
-    width = max(_WIDTH * n, 6.4 if n == 1 else 0) + _CHARACTER * longest
+    across, rows = min(n, _ACROSS), math.ceil(n / _ACROSS)
+    width = max(_WIDTH * across, 6.4 if n == 1 else 0) + _CHARACTER * longest
     text = fill(caption, int(width / _CHARACTER))
     lines = sum(label.count("\n") + 1 for label, _ in entries)
-    size = (width, max(_HEIGHT + _LINE * (text.count("\n") + 1) * bool(text), _LINE * (lines + 3)))
+    size = (width, max(_HEIGHT * rows + _LINE * (text.count("\n") + 1) * bool(text), _LINE * (lines + 3)))
     canvas: Any = Canvas(figsize=size, dpi=_DPI, layout="constrained")
-    all_axes = np.atleast_1d(canvas.subplots(1, n))
-    for axes, panel in zip(all_axes, figure.panels, strict=True):
+    all_axes = canvas.subplots(rows, across, squeeze=False).flat
+    for axes in all_axes[n:]:
+        axes.remove()
+    for axes, panel in zip(all_axes[:n], figure.panels, strict=True):
         for curve in panel.curves:
             _draw(axes, figure, curve)
         axes.set(xlabel=figure.x_label, title="" if n == 1 else panel.title, ylabel=panel.title if n == 1 else "")
@@ -152,18 +176,6 @@ def _png(canvas: Any) -> bytes:
     return image.getvalue()
 
 
-def _legend(figure: Figure) -> list[tuple[str, dict[str, Any]]]:
-    """Return labels and styles of lines: a colour for each group, and, if metrics have parts, a line for each part."""
-    colors = {curve.group: _style(figure, curve)[0] for panel in figure.panels for curve in panel.curves}
-    several = len(colors) > 1
-    entries = [(fill(group, _LABEL), {"color": color, "linewidth": 1.6}) for group, color in colors.items()]
-    parts = [
-        (fill(part, _LABEL), {"color": "#555555" if several else next(iter(colors.values())), **_line(place)})
-        for place, part in enumerate(figure.parts)
-    ]
-    return [*(entries if several or not parts else ()), *parts]
-
-
 def _line(place: int) -> dict[str, Any]:
     marker = _MARKERS[place % len(_MARKERS)][0]
     return {"linestyle": _LINES[place % len(_LINES)][0], "marker": marker, "markersize": 4.5, "linewidth": 1.6}
@@ -177,7 +189,7 @@ def _draw(axes: Any, figure: Figure, curve: Curve) -> None:
         curve.center,
         color=color,
         markevery=(spaced // 2, spaced),
-        **(_line(place) if curve.part or len(curve.x) == 1 else {"linewidth": 1.6}),
+        **(_line(place) if curve.part or place or len(curve.x) == 1 else {"linewidth": 1.6}),
     )
     if curve.low is not None and curve.high is not None:
         axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=_BAND, linewidth=0)
@@ -193,51 +205,53 @@ def _short(value: float) -> str:
 # --- plotly ----------------------------------------------------------------------------------------------------------
 
 
-def plotly_html(page: Page, figure: Figure, across: int | None = None, height: int | None = None) -> Any:
-    """Draw a figure for a page; returns its HTML.
+def plotly_html(page: Page, figure: Figure, height: int | None = None) -> Html:
+    """Draw a figure for a page, with one legend for all panels; returns its HTML.
 
     Args:
-        across: number of panels in a row; None: all.
-        height: pixels of a row; None: the page decides.
+        height: pixels of a panel; None: it depends on their number.
     """
-    from plotly.graph_objects import Scatter
-    from plotly.subplots import make_subplots
+    pixels = height or (480 if len(figure.panels) == 1 else 320)
+    drawn = page.beside(_plotly_panel(figure, panel).update_layout(height=pixels) for panel in figure.panels)
+    entries = [_plotly_entry(*entry) for entry in _legend(figure)]
+    return Html(f'<div class="key">{"".join(entries)}</div>\n{drawn}')
 
-    n, shown = len(figure.panels), set[str]()
-    across = min(across or n, n)
-    rows = math.ceil(n / across)
-    pixels = rows * (height or 300)
-    gaps = {"vertical_spacing": 60 / pixels, "horizontal_spacing": 0.08} if rows > 1 else {}
-    titles = [words(panel.title) for panel in figure.panels] if n > 1 else None
-    drawn = make_subplots(rows, across, subplot_titles=titles, **gaps)
-    for place, panel in enumerate(figure.panels):
-        at = place // across + 1, place % across + 1
-        for curve in panel.curves:
-            color, kind = _style(figure, curve)
-            name = words(_name(panel, curve, len(figure.groups)))
-            if curve.low is not None and curve.high is not None:
-                is_known = np.isfinite(curve.low) & np.isfinite(curve.high)
-                x, low, high = (values[is_known].tolist() for values in (curve.x, curve.low, curve.high))
-                faint = f"rgba({','.join(str(int(color[at : at + 2], 16)) for at in (1, 3, 5))},{_BAND})"
-                band = Scatter(
+
+def _plotly_entry(label: str, kind: str, color: str, place: int) -> Html:
+    """An entry of the legend; the script of the page hides the curves that have its value in `meta`."""
+    line = f'<line x2="30" y1="5" y2="5" stroke="{color}" stroke-dasharray="{_LINES[place % len(_LINES)][2]}"/>'
+    value = words(f"{kind} {label}")
+    return Html(f'<button aria-pressed="true" value="{value}"><svg>{line}</svg>{words(label)}</button>')
+
+
+def _plotly_panel(figure: Figure, panel: Panel) -> Any:
+    from plotly.graph_objects import Figure as Drawing
+    from plotly.graph_objects import Scatter
+
+    drawn = Drawing(layout={**PAGE_LAYOUT, "showlegend": False})
+    for curve in panel.curves:
+        color, place = _style(figure, curve)
+        name, meta = words(_name(curve, len(figure.groups))), [f"group {curve.group}", f"part {curve.part}"]
+        if curve.low is not None and curve.high is not None:
+            is_known = np.isfinite(curve.low) & np.isfinite(curve.high)
+            x, low, high = (values[is_known].tolist() for values in (curve.x, curve.low, curve.high))
+            faint = f"rgba({','.join(str(int(color[at : at + 2], 16)) for at in (1, 3, 5))},{_BAND})"
+            drawn.add_trace(
+                Scatter(
                     x=[*x, *x[::-1]], y=[*high, *low[::-1]], fill="toself", mode="lines", fillcolor=faint,
-                    line={"width": 0}, hoverinfo="skip", showlegend=False, legendgroup=name,
-                )  # fmt: skip
-                drawn.add_trace(band, *at)
-            kind += figure.groups.index(curve.group) // _MOST_GROUPS  # colours come again, with another line
-            line = {"color": color, "width": 2, "dash": _LINES[kind % len(_LINES)][1]}
-            mode = "lines" if len(curve.x) > _MARKS else "lines+markers"
-            trace = Scatter(
-                x=curve.x.tolist(), y=curve.center.tolist(), name=name, mode=mode, line=line, legendgroup=name,
-                showlegend=name not in shown,
+                    line={"width": 0}, hoverinfo="skip", meta=meta,
+                )
             )  # fmt: skip
-            shown.add(name)
-            drawn.add_trace(trace, *at)
-    legend = {"y": 1 + 40 / pixels, "yanchor": "bottom"} if rows > 1 else {"y": -0.2}
-    drawn.update_layout(**PAGE_LAYOUT, legend={"orientation": "h", **legend}, height=height and pixels + 60)
-    drawn.update_xaxes(gridcolor=GREY, zeroline=False).update_yaxes(gridcolor=GREY, zeroline=False)
-    if rows == 1:
-        drawn.update_xaxes(title_text=words(figure.x_label))
-    if n == 1:
-        drawn.update_yaxes(title_text=words(figure.panels[0].title))
-    return page.figure(drawn)
+        line = {"color": color, "width": 2, "dash": _LINES[place % len(_LINES)][1]}
+        mode = "lines" if len(curve.x) > _MARKS else "lines+markers"
+        drawn.add_trace(
+            Scatter(x=curve.x.tolist(), y=curve.center.tolist(), name=name, mode=mode, line=line, meta=meta)
+        )
+    if len(figure.panels) > 1:
+        drawn.update_layout(title={"text": words(panel.title), "x": 0.5, "font": {"size": 14}})
+    else:
+        drawn.update_layout(margin={"t": 10}).update_yaxes(title_text=words(panel.title))
+    drawn.update_xaxes(title_text=words(figure.x_label))
+    is_small = all(np.nanmax(np.abs(curve.center), initial=0.0) < _SMALL for curve in panel.curves)
+    drawn.update_yaxes(exponentformat="e" if is_small else "B")
+    return drawn.update_xaxes(gridcolor=GREY, zeroline=False).update_yaxes(gridcolor=GREY, zeroline=False)

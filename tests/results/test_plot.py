@@ -117,10 +117,14 @@ def test_runs_that_cannot_be_read_are_left_out_beside_others(runs: Path, capsys:
     assert re.search(r"warning: \S+/a2c-1 has logged nothing yet", said)
 
 
-def test_runs_of_other_lengths_are_shown_as_far_as_all_go(runs: Path) -> None:
+def test_where_a_run_has_ended_the_curve_is_that_of_the_others(runs: Path) -> None:
     write_run(runs / "long", [0.0, 2.0, 4.0, 6.0, 8.0, 10.0], seed=7)
     figure = draw_up(group_by_settings(read_records(f"{runs}/ppo-*") + read_records(runs / "long")))
-    assert figure.panels[0].curves[0].x[-1] == 400
+    ppo = next(curve for curve in figure.panels[0].curves if curve.n == 4)
+    after = ppo.x > 400
+    assert (ppo.x[-1], ppo.center[-1]) == (600, 10)
+    assert ppo.center[after] == pytest.approx((ppo.x[after] - 100) / 50)  # the long run alone
+    assert np.isnan(ppo.low).tolist() == after.tolist()
     assert any("runs end between 400 and 600" in line for line in figure.notes)
 
 
@@ -137,7 +141,11 @@ def test_a_file_of_each_kind(runs: Path, ending: str, capsys: Any) -> None:
     else:
         text = out.read_text(encoding="utf-8")
         assert "interquartile mean of 3 runs" in text
+        assert "arena" in text
         assert "<script src=" not in text
+    if ending == "html":
+        assert re.findall(r'<button .*?value="(.*?)"', text) == ["group a2c", "group ppo", "part a", "part b"]
+        assert len(re.findall(r'id="plot-\d"', text)) == 2  # a figure for each panel, beside or below each other
 
 
 def test_the_form_of_marl_eval_is_written_and_read_back(runs: Path, tmp_path: Path, capsys: Any) -> None:

@@ -10,6 +10,7 @@ from .filmed_env import with_images as with_images
 from .page import Html as Html
 from .page import Page as Page
 from .page import note as note
+from .page import prose as prose
 from .page import shorter as shorter
 from .page import table as table
 from .page import words as words

@@ -21,6 +21,7 @@ _COLUMN, _ROW = 'th scope="col"', 'th scope="row"'
 _CONFIG = {"displaylogo": False, "showSendToCloud": False, "plotlyServerURL": "", "responsive": True}
 _HEIGHT = 480  # pixels of a figure that has no height of its own
 _LONG = 40  # characters of a text that is broken into lines
+_OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 _MANY_DIGITS = re.compile(r"\d+\.\d{4,}(e[-+]?\d+)?")
 
 
@@ -52,10 +53,15 @@ class Page:
         self._n_figures += 1
         return Html(f'<div class="wide">{html}</div>')
 
+    def beside(self, figures: Iterable[Any]) -> Html:
+        """Plotly figures beside each other, as many as there is room for."""
+        return Html(f'<div class="panels">{"".join(map(self.figure, figures))}</div>')
+
     def html(self) -> str:
         """The whole page."""
-        template = Template((files(__package__) / "page.html").read_text(encoding="utf-8"))
-        return template.substitute(title=self._title, sections="\n\n".join(self._sections))
+        html, script = ((files(__package__) / name).read_text(encoding="utf-8") for name in ("page.html", "figures.js"))
+        script = f"<script>\n{script}</script>" if self._n_figures else ""
+        return Template(html).substitute(title=self._title, sections="\n\n".join(self._sections), script=script)
 
     def write(self, path: Path) -> Path:
         """Write the page into a file and return its path."""
@@ -67,9 +73,14 @@ def words(value: object) -> Html:
     return Html("" if value is None else escape(one_line(value)))
 
 
+def prose(value: object) -> Html:
+    """A value as text on one line, in which options such as --seed are not broken."""
+    return Html(_OPTION.sub(r"<code>\g<0></code>", words(value)))
+
+
 def note(text: str) -> Html:
     """A paragraph that explains what comes after it."""
-    return Html(f'<p class="note">{words(text)}</p>')
+    return Html(f'<p class="note">{prose(text)}</p>')
 
 
 def table(rows: Iterable[Sequence[object]], head: Sequence[str] = (), best: int | None = None) -> Html:
@@ -91,7 +102,7 @@ def table(rows: Iterable[Sequence[object]], head: Sequence[str] = (), best: int 
 def _cell(value: object, tag: str = "td") -> str:
     text = shorter(value)
     style = ' class="long"' if isinstance(text, str) and len(text) > _LONG else ""
-    return f"<{tag}{style}>{words(text)}</{tag[:2]}>"
+    return f"<{tag}{style}>{prose(text)}</{tag[:2]}>"
 
 
 def shorter(value: object) -> object:

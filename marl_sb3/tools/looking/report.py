@@ -24,6 +24,7 @@ from marl_sb3.extensions.display import (
     note,
     number,
     one_line,
+    prose,
     short,
     table,
     words,
@@ -203,7 +204,7 @@ def _page_of_one(run: RunData) -> Page:
         page.add("Agents", table(*_agents(run)))
     if policies_in(run.record.columns):
         page.add("Policies", table(*_policies(run)), note("From KL on: medians over the last quarter of the run."))
-        page.add("Learner health", *_drawn(page, _learner_curves(run.record), across=2, height=260))
+        page.add("Learner health", *_drawn(page, _learner_curves(run.record), height=260))
     if is_regular(run.folder / _MATCH):
         for heading, parts in _match(page, run.folder / _MATCH):
             page.add(heading, *parts)
@@ -307,7 +308,7 @@ def _learner_curves(run: RunRecord) -> Figure:
 
 def warning(text: str) -> Html:
     """A paragraph that stands out."""
-    return Html(f'<p class="warning">{words(text)}</p>')
+    return Html(f'<p class="warning">{prose(text)}</p>')
 
 
 def _summary(run: RunData) -> list[tuple[str, object]]:
@@ -345,8 +346,8 @@ def _card(finding: Finding) -> Html:
     source = f" ({finding.source})" if finding.source else ""
     return Html(
         f'<div class="hint"><strong>{words(finding.subject)}: {words(finding.title)}</strong>'
-        f"<p>{words(seen)}</p><p>{words(finding.meaning)}</p>"
-        f"<p>Try: {words(finding.remedy)}<small>{words(source)}</small></p></div>"
+        f"<p>{words(seen)}</p><p>{prose(finding.meaning)}</p>"
+        f"<p>Try: {prose(finding.remedy)}<small>{words(source)}</small></p></div>"
     )
 
 

@@ -36,6 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def text_of(html: str) -> str:
     """The page without scripts and tags."""
+    html = re.sub("</?code>", "", html)
     return re.sub(r"<[^>]+>", " ", re.sub(r"<script.*?</script>|<style.*?</style>", " ", html, flags=re.DOTALL))
 
 
