@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Sequence
-from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,6 +12,8 @@ from marl_sb3.output import print_text
 if TYPE_CHECKING:
     from marl_sb3.extensions.display import Page
     from marl_sb3.tools.looking import Comparison
+
+_LONGEST_WHOLE = 40  # characters of a name that is never folded in a table
 
 _EPILOG = """\
 Each argument is an experiment: all runs that it names, which should differ in
@@ -56,7 +57,7 @@ def main(
         require_extra(out.name, "report")
     if len(set(runs)) < len(runs):
         raise ConfigError("an experiment is given twice; accepted: different ones", key="run")
-    groups = group_by_argument({_label(path, runs): read_records(path) for path in runs})
+    groups = group_by_argument({label: read_records(path) for label, path in zip(_labels(runs), runs, strict=True)})
     found = compare_groups(groups, metric or RETURN, mode, threshold)
     if out is not None:
         from marl_sb3.files import named_by_user
@@ -72,10 +73,13 @@ def main(
     return EXIT_DONE
 
 
-def _label(path: str, paths: Sequence[str]) -> str:
-    """What an experiment is called: its path, without the folder that all are in; patterns are shown as they are."""
-    is_short = len({Path(each).parent for each in paths}) == 1 and not any(map(has_magic, paths))
-    return Path(path).name if is_short else path.rstrip("/")
+def _labels(paths: Sequence[str]) -> list[str]:
+    """What experiments are called: by their paths, without the folder that all are in, and a `*` at the end."""
+    plain = [path.rstrip("*/") or Path.cwd().name for path in paths]
+    for labels in ([Path(each).name for each in plain], plain):
+        if len(set(labels)) == len(paths) and (labels is plain or len({Path(each).parent for each in plain}) == 1):
+            return labels
+    return list(paths)
 
 
 def _print(found: "Comparison") -> None:
@@ -88,8 +92,9 @@ def _print(found: "Comparison") -> None:
     for head, rows in tables(found):
         if rows:
             table = Table(box=None, pad_edge=False, header_style="bold")
-            for name in head:
-                table.add_column(name, overflow="fold")  # a number that is cut is another number
+            whole = max(len(row[0]) for row in rows) <= _LONGEST_WHOLE  # a name that is folded reads as two
+            for at, name in enumerate(head):  # a number that is cut is another number
+                table.add_column(name, overflow="fold", no_wrap=whole and not at)
             for row in rows:
                 table.add_row(*row)
             console.print(table)
@@ -105,11 +110,13 @@ def _page(found: "Comparison") -> "Page":
     from marl_sb3.results import plotly_html
     from marl_sb3.tools.looking import summary, tables
 
-    page = Page(" against ".join(sample.label for sample in found.samples))
+    page = Page(f"{found.figure.title}: {' against '.join(sample.label for sample in found.samples)}")
     (head, rows), (pairs_head, pairs), settings = tables(found)
     page.add("Which is better", note(summary(found)), table(pairs, pairs_head), *map(note, found.notes))
     page.add("Experiments", table(rows, head))
-    page.add("Learning curves", plotly_html(page, found.figure), note(found.figure.caption))
+    page.add(
+        "Learning curves", plotly_html(page, found.figure), *map(note, (found.figure.caption, *found.figure.notes))
+    )
     explained = "The share of runs that end above each value: a curve that lies above another is better everywhere."
     page.add("Performance profile", note(explained), plotly_html(page, found.profile_figure))
     head, rows = settings

@@ -77,13 +77,14 @@ def test_runs_of_one_experiment_that_differ_in_more_than_seeds_are_named(runs: P
 def test_a_run_of_two_experiments_counts_in_the_first_one(runs: Path, capsys: Any) -> None:
     one, pattern = str(runs / "weak" / "1"), str(runs / "weak" / "*")
     assert compare_command([one, pattern, str(runs / "weak" / ".." / "weak" / "[23]"), "--json"]) == 2
-    assert f"all runs of {runs}/weak/../weak/[23] are in {pattern}, too; accepted: experiments that" in " ".join(
+    weak = str(runs / "weak")
+    assert f"all runs of {weak}/../weak/[23] are in {weak}, too; accepted: experiments that" in " ".join(
         capsys.readouterr().err.split()
     )
     assert compare_command([one, pattern, "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
-    assert [(sample["label"], sample["finals"]) for sample in plain["samples"]] == [(one, [1.0]), (pattern, [2, 3, 4])]
-    words = f"1 run of {pattern} is in {one}, too, and left out of {pattern}: a run cannot stand on both sides"
+    assert [(sample["label"], sample["finals"]) for sample in plain["samples"]] == [(one, [1.0]), (weak, [2, 3, 4])]
+    words = f"1 run of {weak} is in {one}, too, and left out of {weak}: a run cannot stand on both sides"
     assert words in plain["notes"]
     twice = marl_sb3.compare({"a": [runs / "weak", runs / "weak" / "1"], "b": runs / "strong"})
     assert len(twice.samples[0].finals) == 4
@@ -95,7 +96,7 @@ def test_runs_of_other_lengths_are_said(runs: Path) -> None:
     for seed in (1, 2):
         write_run(runs / "long" / str(seed), [float(seed)] * 6, seed=seed)
     notes = marl_sb3.compare({"weak": runs / "weak", "long": runs / "long"}).notes
-    assert "weak: runs end between 300 and 400 env steps; shown as far as all go" in notes
+    assert "weak: runs end between 300 and 400 env steps; where one has ended, the curve is that of the others" in notes
     assert "last values are compared, of runs that end elsewhere: weak at 300 env steps, long at 600" in notes
 
 
@@ -146,6 +147,9 @@ def test_the_command_prints_tables_or_json_and_writes_a_page(runs: Path, capsys:
     assert compare_command([*arguments, "--out", str(page)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "strong is better than weak" in printed  # without the folder that both are in
+    assert "<h1>arena: weak against strong</h1>" in page.read_text(encoding="utf-8")
+    assert compare_command([f"{path}/*" for path in arguments]) == 0
+    assert " ".join(capsys.readouterr().out.split()) == printed.removesuffix(f" {page}")
     assert "algo" in printed
     html = page.read_text(encoding="utf-8")
     assert "Performance profile" in html
