@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 SUFFIXES = (".html", ".json")
 _MOST_WITH_INTERVALS = 6  # players; with more of them the cells of a terminal's tables are too wide
 _MOST_WITH_TEXT = 16  # players; with more, the cells of a heat map are too small for numbers
+_LONGEST_WHOLE = 40  # characters of a name that is never folded in a terminal's table
 _MOST_CYCLES = 5  # that are listed
-_CELL, _EDGES = 46, 160  # pixels
+_CELL, _EDGES = 46, 130  # pixels
+_LONGEST_NAME = 14  # characters of a player's name on a heat map
 _COLORS = ((0.0, "#D55E00"), (0.5, "#F2F2F2"), (1.0, "#0072B2"))  # of Okabe and Ito
 
 _ACTIONS = {True: "the most likely actions", False: "sampled actions", None: "actions by each run's setting"}
@@ -67,8 +70,10 @@ def show_match(found: Match) -> None:
         if title:
             console.print(one_line(title), style="italic", soft_wrap=True, markup=False)
         printed = Table(box=None, pad_edge=False, header_style="bold")
+        whole = max(len(row[1]) for row in rows) <= _LONGEST_WHOLE if rows else False
         for place, name in enumerate(head):
-            printed.add_column(one_line(name), overflow="fold", justify="left" if place == 1 else "right")
+            style: Any = {"justify": "left", "no_wrap": whole} if place == 1 else {"justify": "right"}
+            printed.add_column(one_line(name), overflow="fold", **style)
         for row in rows:
             printed.add_row(*map(one_line, row))
         console.print(printed)
@@ -119,29 +124,29 @@ def tables(found: Match, *, intervals: bool) -> Iterator[Rows]:
     order = _order(found)
     shows_returns = found.opposed is None or found.unfair is not None
     yield "", *_players(found, order, found.sides if shows_returns else ())
-    numbers = [str(place + 1) for place in order]
+    ranks = _ranks(order)
     if found.opposed is not None:
         rows = [
-            [str(one + 1), found.players[one].name]
+            [ranks[one], found.players[one].name]
             + [
                 "" if (cell := found.points[one][two]) is None else _share(cell.share, cell.ci95, intervals)
                 for two in order
             ]
             for one in order
         ]
-        yield "points of the row against the column, %", ["", "player", *numbers], rows
+        yield "points of the row against the column, %", ["", "player", *ranks.values()], rows
     if not shows_returns:
         return
     for side, returns in found.returns.items():
         on, against = _seated(returns, order)
         rows = [
-            [str(one + 1), found.players[one].name, *(_mean(returns[one][two], intervals) for two in against)]
+            [ranks[one], found.players[one].name, *(_mean(returns[one][two], intervals) for two in against)]
             for one in on
         ]
         others = "the other side" if len(found.sides) == 2 else "all other sides"
         yield (
             f"mean return of {_side(side)}: the row plays it, the column {others}",
-            ["", "player", *(str(two + 1) for two in against)],
+            ["", "player", *(ranks[two] for two in against)],
             rows,
         )
 
@@ -150,6 +155,11 @@ def _order(found: Match) -> list[int]:
     """The players, the strongest first; those without a rating in the order in which they were given."""
     ratings = [-np.inf if each.rating is None else each.rating.rating for each in found.players]
     return sorted(range(len(ratings)), key=lambda place: -ratings[place])
+
+
+def _ranks(order: Sequence[int]) -> dict[int, str]:
+    """The numbers of the players in all tables: 1 is the strongest."""
+    return {place: str(rank) for rank, place in enumerate(order, start=1)}
 
 
 def _seated(cells: Sequence[Sequence[object | None]], order: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -164,9 +174,9 @@ def _players(found: Match, order: Sequence[int], sides: Iterable[str]) -> tuple[
     head = ["", "player", *(["rating", "95 %", "points %"] if rated else [])]
     head += [f"{_side(side)}, {what}" for side in sides for what in ("own", "others")]
     rows = []
-    for place in order:
+    for place, rank in _ranks(order).items():
         player = found.players[place]
-        row = [str(place + 1), player.name]
+        row = [rank, player.name]
         if rated and player.rating is not None:
             low, high = player.rating.ci95
             row += [f"{player.rating.rating:+.0f}", f"{low:+.0f} to {high:+.0f}", f"{100 * _points(found, place):.0f}"]
@@ -204,9 +214,10 @@ def sections(page: Page, found: Match) -> Iterator[tuple[str, list[Html]]]:
     order = _order(found)
     head, rows = _players(found, order, found.sides)
     explained = (
-        "Ratings are on Elo's scale: with 400 more, a player wins ten times as often as it loses; the mean is 0. Own: "
-        "mean return of a side where the player takes all sides; others: where others take the other sides."
-    )
+        "Ratings are on Elo's scale: with 400 more, a player wins ten times as often as it loses; the mean is 0. "
+        if "rating" in head
+        else ""
+    ) + "Own: mean return of a side where the player takes all sides; others: where others take the other sides."
     lines = [_how(found), *sentences(found), *(f"Note: {line}" for line in found.notes)]
     yield "Players", [table(rows, head), note(explained), *map(note, lines)]
     progress = _progress(found)
@@ -216,15 +227,34 @@ def sections(page: Page, found: Match) -> Iterator[tuple[str, list[Html]]]:
     if found.opposed is not None:
         shares = [[None if cell is None else 100 * cell.share for cell in row] for row in found.points]
         hints = [["" if cell is None else _hint(cell) for cell in row] for row in found.points]
-        bounds = {"zmin": 0.0, "zmax": 100.0}
-        yield "Points of the row against the column, %", [_heat_map(page, found, order, shares, hints, bounds)]
+        look = _look(0.0, 100.0, 0, "points, %; white: even")
+        yield "Points of the row against the column, %", [_heat_map(page, found, order, shares, hints, look)]
+    means = {
+        side: [[None if stats is None else stats.mean for stats in row] for row in returns]
+        for side, returns in found.returns.items()
+    }
+    # One scale for all sides: the same return has the same colour.
+    most = max((abs(mean) for rows in means.values() for row in rows for mean in row if mean is not None), default=0.0)
+    digits = min(4, max(0, 2 - math.floor(math.log10(most)))) if most else 0
+    look = _look(-most or -1.0, most or 1.0, digits, "mean return; white: 0")
     for side, returns in found.returns.items():
-        values = [[None if stats is None else stats.mean for stats in row] for row in returns]
         texts = [[_mean(stats, True) for stats in row] for row in returns]
-        center = {"zmid": float(np.mean([value for row in values for value in row if value is not None] or [0.0]))}
         text = "The row plays it, the column the others. On the diagonal a player plays with itself."
-        heat_map = _heat_map(page, found, order, values, texts, center)
+        heat_map = _heat_map(page, found, order, means[side], texts, look)
         yield f"Mean return of {_side(side)}", [heat_map, note(text)]
+
+
+def _look(low: float, high: float, digits: int, legend: str) -> dict[str, Any]:
+    """How a heat map with values between two bounds looks; what is in the middle of them is white."""
+    title = {"text": legend, "side": "top"}
+    bar = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yanchor": "top", "thickness": 12, "title": title}
+    bar |= {"lenmode": "pixels", "len": 220}
+    return {"zmin": low, "zmax": high, "texttemplate": f"%{{z:.{digits}f}}", "colorbar": bar, "colorscale": _COLORS}
+
+
+def _end_of(name: str) -> str:
+    """The name of a player on a heat map, which leaves little room on a phone."""
+    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
 
 
 def _hint(cell: Points) -> str:
@@ -238,25 +268,26 @@ def _heat_map(
     order: Sequence[int],
     values: Sequence[Sequence[float | None]],
     hints: Sequence[Sequence[str]],
-    scale: Mapping[str, float],
+    look: Mapping[str, Any],
 ) -> Html:
     from plotly.graph_objects import Figure as Drawing
     from plotly.graph_objects import Heatmap
 
     rows, columns = _seated(values, order)
+    ranks = _ranks(order)
     heat = Heatmap(
         z=[[values[one][two] for two in columns] for one in rows],
-        x=[str(two + 1) for two in columns],
-        y=[f"{one + 1} {words(found.players[one].name)}" for one in rows],
+        x=[ranks[two] for two in columns],
+        y=[f"{ranks[one]} {words(_end_of(found.players[one].name))}" for one in rows],
         customdata=[[hints[one][two] for two in columns] for one in rows],
         hovertemplate="%{y} against %{x}: %{customdata}<extra></extra>",
-        texttemplate="%{z:.3g}" if len(columns) <= _MOST_WITH_TEXT else "",
-        colorscale=_COLORS,
-        **scale,
+        **{**look, "texttemplate": look["texttemplate"] if len(columns) <= _MOST_WITH_TEXT else ""},
     )
     drawn = Drawing(heat)
-    drawn.update_layout(**{**PAGE_LAYOUT, "hovermode": "closest"}, height=_CELL * len(rows) + _EDGES)
-    drawn.update_xaxes(type="category", side="top").update_yaxes(type="category", autorange="reversed", automargin=True)
+    layout = {**PAGE_LAYOUT, "hovermode": "closest", "margin": {"t": 30, "r": 10, "l": 20, "b": 80}}
+    drawn.update_layout(**layout, height=_CELL * len(rows) + _EDGES)
+    axis = {"type": "category", "showgrid": False}
+    drawn.update_xaxes(**axis, side="top").update_yaxes(**axis, autorange="reversed", automargin=True)
     return page.figure(drawn)
 
 

@@ -20,7 +20,7 @@ from marl_sb3 import PPO, MultiAgentAlgorithm, PolicySpec, load_policies, make_v
 from marl_sb3.errors import CheckpointError, ConfigError, HookError
 from marl_sb3.match import main
 from marl_sb3.report import main as report
-from marl_sb3.tools.looking.match_page import sentences
+from marl_sb3.tools.looking.match_page import sentences, tables
 from marl_sb3.tools.looking.matching import Match, Points
 
 PAY = {
@@ -124,6 +124,16 @@ def test_the_stronger_player_wins_on_both_sides_and_is_rated_higher() -> None:
     assert found.opposed == "the agents' returns oppose each other: their sum is always about 0"
     assert found.unfair is None
     assert found.cycles == []
+    (_, _, rows), (_, head, points_rows) = tables(found, intervals=False)
+    assert [(row[0], row[1]) for row in rows] == [("1", "strong"), ("2", "middle"), ("3", "weak")]
+    assert head[2:] == ["1", "2", "3"]
+    assert points_rows[0] == ["1", "strong", "", "100", "100"]
+
+
+def test_the_same_return_has_the_same_colour_in_all_heat_maps(tmp_path: Path) -> None:
+    page = played().write(tmp_path / "x.html").read_text()
+    assert re.findall(r'"zmax":([\d.]+),"zmin":([-\d.]+)', page) == [("100.0", "0.0")] + 2 * [("4.5", "-4.5")]
+    assert re.findall(r'"texttemplate":"(.*?)"', page)[:3] == ["%{z:.0f}"] + 2 * ["%{z:.2f}"]
 
 
 def test_equal_numbers_are_a_draw() -> None:
