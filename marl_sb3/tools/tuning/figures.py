@@ -9,10 +9,9 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 from plotly.graph_objects import Figure
-from plotly.subplots import make_subplots
 
 from marl_sb3.extensions.display import one_line, words
 from marl_sb3.results import COLORS, GREY, PAGE_LAYOUT
@@ -20,11 +19,12 @@ from marl_sb3.tools.tuning import trial as key
 from marl_sb3.tools.tuning.trial import trial_line, value_text
 from marl_sb3.types import Array
 
-_LAYOUT = {**PAGE_LAYOUT, "margin": {"t": 20, "r": 20}, "hovermode": "closest"}
+_LAYOUT = {**PAGE_LAYOUT, "margin": {"t": 20, "r": 20, "b": 60}, "hovermode": "closest"}
 _AXES = {"gridcolor": GREY, "zeroline": False}
 _N_NAMED = 10  # learning curves with colours and names
 _LEAST_TO_COMPARE = 30  # trials; of fewer, the importance of a parameter is mostly chance
-_SLICES_PER_ROW, _SLICE_HEIGHT, _SLICE_GAP = 3, 280, 90  # pixels
+_SLICE_HEIGHT = 280  # pixels
+_FEW_NUMBERS = 12  # on an axis of whole numbers, on which each has its tick
 _N_SHUFFLES = 500  # of the trials, which show what chance does to importances
 _GRID = np.linspace(0, 1, 41)  # of ranks
 _BANDWIDTH = 0.1  # of the kernels, as a share of the rows
@@ -66,7 +66,7 @@ class _Drawing:
 
 def draw_all(
     trials: Sequence[FrozenTrial], mode: str, winner: int | None, value_of: Callable[[FrozenTrial], float | None]
-) -> Iterator[tuple[str, str, Any | None]]:
+) -> Iterator[tuple[str, str, list[Any]]]:
     """Draw all figures of a study.
 
     Args:
@@ -76,7 +76,8 @@ def draw_all(
         value_of: returns the value of a complete trial, and that of a pruned one's last evaluation.
 
     Returns:
-        For each figure its title, a note on what it shows or why it cannot be drawn, and Plotly's figure or None.
+        For each figure its title, a note on what it shows or why it cannot be drawn, and Plotly's figures, which stand
+        beside each other; none if it cannot be drawn.
     """
 
     def finite_of(state: TrialState) -> dict[int, float]:
@@ -95,12 +96,13 @@ def draw_all(
         except Exception as error:  # the page is useful without this figure
             figure = f"{type(error).__name__}: {one_line(error)}"
         if isinstance(figure, str):
-            yield title, f"Not drawn: {figure}.", None
+            yield title, f"Not drawn: {figure}.", []
         else:
-            yield title, text, figure.update_layout(_LAYOUT).update_xaxes(_AXES).update_yaxes(_AXES)
+            each = figure if isinstance(figure, list) else [figure]
+            yield title, text, [one.update_layout(_LAYOUT).update_xaxes(_AXES).update_yaxes(_AXES) for one in each]
 
 
-# --- Figures: each is Plotly's, or says why it cannot be drawn --------------------------------------------------------
+# --- Figures: each is one or several of Plotly's, or says why it cannot be drawn -------------------------------------
 
 
 def _history(drawing: _Drawing) -> Any:
@@ -108,7 +110,7 @@ def _history(drawing: _Drawing) -> Any:
         return _NONE_COMPLETE
     numbers, values = zip(*sorted(drawing.values.items()), strict=True)
     so_far = list(accumulate(values, max if drawing.mode == "max" else min))
-    figure = _axes("trial", "objective")
+    figure = _axes("trial", "objective").update_xaxes(_whole(len(drawing.trials)))
     figure.add_scatter(x=numbers, y=so_far, mode="lines", line={"shape": "hv", "color": _GREY}, name="best so far")
     figure.add_scatter(x=numbers, y=values, mode="markers", marker={"color": _BLUE}, name="trial")
     if drawing.pruned:
@@ -126,8 +128,9 @@ def _learning_curves(drawing: _Drawing) -> Any:
         return "no trial that did not fail was evaluated"
     named = [number for number in [*drawing.values][:_N_NAMED] if number in shown and number != drawing.winner]
     named += [drawing.winner] if drawing.winner in shown else []
-    colors = [color for color in COLORS if color != _RED]  # which is the winner's
-    figure = _axes("evaluation", "objective")
+    colors = [color for color in COLORS[:-1] if color != _RED]  # which is the winner's; others are grey
+    last = max(evaluation for trial in shown.values() for evaluation in trial.intermediate_values)
+    figure = _axes("evaluation", "objective").update_xaxes(_whole(last))
     others = [trial for number, trial in shown.items() if number not in named]
     _add_curves(figure, others, line={"color": _GREY, "width": 1}, opacity=0.5, name="others")
     for rank, number in enumerate(named, start=1):
@@ -251,9 +254,9 @@ def _schedules(drawing: _Drawing) -> Any:
     names = sorted({name for trial in shown for name in trial.params})
     if not names:
         return _NONE_COMPLETE
-    figure, places = _grid_of(names, shared_yaxes=False)
-    of_best = {trial.number for trial in drawing.lineage()}
-    for name, place in places.items():
+    figures, of_best = list[Any](), {trial.number for trial in drawing.lineage()}
+    for name in names:
+        figure = _axes("env steps", words(name)).update_layout(showlegend=False, height=_SLICE_HEIGHT)
         values, axis = _axis(shown, name)
         ends = [trial.user_attrs[key.ENV_STEPS] for trial in shown]
         parents = [trial.user_attrs.get(key.PARENT) for trial in shown]
@@ -264,55 +267,61 @@ def _schedules(drawing: _Drawing) -> Any:
             x = [step for start, end, _ in own for step in (start, end, None)]
             y = [each for _, _, value in own for each in (value, value, None)]
             label = "the run of the best member" if is_best else "others"
-            figure.add_scatter(x=x, y=y, mode="lines", line=line, name=label, **place)
-        figure.update_yaxes(title={"text": words(name), "standoff": 8}, **axis, **place)
-    return figure.update_xaxes(title="env steps").update_layout(showlegend=False)
-
-
-def _grid_of(names: Sequence[str], *, shared_yaxes: bool) -> tuple[Any, dict[str, dict[str, int]]]:
-    """A figure with a part for each parameter, in rows that fit the page, and the place of each part."""
-    n_rows = math.ceil(len(names) / _SLICES_PER_ROW)
-    height = n_rows * _SLICE_HEIGHT + 70
-    spacing = {"vertical_spacing": _SLICE_GAP / height if n_rows > 1 else 0}
-    spacing["horizontal_spacing"] = 0.03 if shared_yaxes else 0.1
-    shared: Any = "all" if shared_yaxes else False
-    figure: Any = make_subplots(n_rows, min(_SLICES_PER_ROW, len(names)), shared_yaxes=shared, **spacing)
-    numbered = enumerate(names)
-    places = {name: {"row": n // _SLICES_PER_ROW + 1, "col": n % _SLICES_PER_ROW + 1} for n, name in numbered}
-    return figure.update_layout(height=height), places
+            figure.add_scatter(x=x, y=y, mode="lines", line=line, name=label)
+        figures.append(figure.update_yaxes(**axis, automargin=True))
+    return figures
 
 
 def _slices(drawing: _Drawing) -> Any:
-    """A part for each parameter, in rows that fit the page, with a star at the winner."""
+    """A figure for each parameter, with a star at the winner; all have the same scale of values."""
     if not drawing.values:
         return _NONE_COMPLETE
     names = sorted({name for trial in drawing.complete for name in trial.params})
-    last, shown = len(drawing.trials), {**drawing.values, **drawing.pruned}
-    figure, places = _grid_of(names, shared_yaxes=True)
-    for name, place in places.items():
+    last, shown, figures = len(drawing.trials), {**drawing.values, **drawing.pruned}, list[Any]()
+    low, high = min(shown.values()), max(shown.values())
+    margin = 0.08 * (high - low) or 1.0
+    for name in names:
         numbers = [number for number in sorted(shown) if name in drawing.trials[number].params]
         x, axis = _axis([drawing.trials[number] for number in numbers], name)
-        color = {"color": numbers, "colorscale": "Blues", "cmin": -0.3 * last, "cmax": last}
+        color = {"color": numbers, "colorscale": [(0, "#bbb"), (1, _BLUE)], "cmin": 0, "cmax": last}
         color["symbol"] = ["circle-open" if number in drawing.pruned else "circle" for number in numbers]
         y = [shown[number] for number in numbers]
         text = [f"trial {number}{' (pruned)' * (number in drawing.pruned)}" for number in numbers]
-        figure.add_scatter(x=x, y=y, text=text, mode="markers", marker=color, name="", **place)
+        figure = _axes(words(name), "objective").update_layout(showlegend=False, height=_SLICE_HEIGHT)
+        figure.add_scatter(x=x, y=y, text=text, mode="markers", marker=color, name="")
         if drawing.winner in numbers:
-            figure.add_scatter(**drawing.star(x[numbers.index(drawing.winner)]), **place)
-        figure.update_xaxes(title={"text": words(name), "standoff": 8}, **axis, **place)
-    return figure.update_yaxes(title="objective", col=1).update_layout(showlegend=False)
+            figure.add_scatter(**drawing.star(x[numbers.index(drawing.winner)]))
+        figures.append(figure.update_xaxes(**axis).update_yaxes(range=[low - margin, high + margin]))
+    return figures
 
 
 def _axis(trials: Sequence[FrozenTrial], name: str) -> tuple[list[float], dict[str, Any]]:
     """Where the values of a parameter are on its axis; choices are at 0, 1, ... in their order."""
     values = [trial.params[name] for trial in trials]
     domain = trials[-1].distributions[name]
-    if not isinstance(domain, CategoricalDistribution):
-        return values, {"type": "log" if getattr(domain, "log", False) else "linear", "exponentformat": "e"}
-    places = {value_text(value): place for place, value in enumerate(domain.choices)}
-    labels = [words(label if len(label) <= _LONGEST_LABEL else f"{label[:_LONGEST_LABEL]}...") for label in places]
-    ticks = {"tickvals": [*places.values()], "ticktext": labels, "range": [-0.5, len(domain.choices) - 0.5]}
-    return [places[value_text(value)] for value in values], ticks
+    if isinstance(domain, CategoricalDistribution):
+        places = {value_text(value): place for place, value in enumerate(domain.choices)}
+        labels = [words(label if len(label) <= _LONGEST_LABEL else f"{label[:_LONGEST_LABEL]}...") for label in places]
+        ticks = {"tickvals": [*places.values()], "ticktext": labels, "range": [-0.5, len(domain.choices) - 0.5]}
+        return [places[value_text(value)] for value in values], ticks
+    low, high = min(domain.low, *values), max(domain.high, *values)
+    if domain.log:
+        return values, _log_axis(low, high)
+    return values, _whole(high - low) if isinstance(domain, IntDistribution) else {}
+
+
+def _log_axis(low: float, high: float) -> dict[str, Any]:
+    """A logarithmic axis with so few ticks that their labels have room."""
+    digits = (1, 2, 5) if high / low < 200 else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [tick for power in powers for digit in digits if low <= (tick := float(f"{digit}e{power}")) <= high]
+    bounds = [math.log10(low) - 0.05, math.log10(high) + 0.05]
+    return {"type": "log", "range": bounds, "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
+
+
+def _whole(extent: float) -> dict[str, Any]:
+    """An axis of whole numbers, which has no ticks at fractions."""
+    return {"dtick": 1} if extent <= _FEW_NUMBERS else {}
 
 
 def _timeline(drawing: _Drawing) -> Any:
@@ -331,7 +340,9 @@ def _timeline(drawing: _Drawing) -> Any:
         style = {"name": state, "orientation": "h", "width": 0.8, "marker": marker}
         if trials:
             figure.add_bar(x=x, base=[start for start, _ in spans], y=y, hovertext=text, **style)
-    return figure.update_xaxes(type="date").update_yaxes(autorange="reversed")
+    numbers = [trial.number for trial in started]
+    bounds = [max(numbers) + 0.6, min(numbers) - 0.6]
+    return figure.update_xaxes(type="date", nticks=5).update_yaxes(range=bounds, **_whole(bounds[0] - bounds[1]))
 
 
 def _axes(x: str, y: str) -> Any:
@@ -345,12 +356,12 @@ _IMPORTANCES = (
     "in twenty passes its line."
 )
 _PRUNED = "Rings are pruned trials, at their last evaluation."
-_SLICES = f"The value over each parameter; the darker, the later the trial. The star is the winner. {_PRUNED}"
+_SLICES = f"The value over each parameter; the bluer, the later the trial. The star is the winner. {_PRUNED}"
 _LINEAGE = (
     "The value of each member after each generation. Where a member copies another one, a dotted line leads from the "
     "run that was copied to what became of it."
 )
-_SCHEDULES = "The settings of all members over their env steps; those of the best member's run are thick and red."
+_SCHEDULES = "The settings of all members over their env steps; those of the best member's run are thick."
 _FIGURES: tuple[tuple[str, str, Callable[[_Drawing], Any]], ...] = (  # title, note, and what draws it
     (
         "Optimization history",

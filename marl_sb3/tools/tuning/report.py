@@ -163,8 +163,8 @@ def html_report(study: TuneStudy) -> Path:
         page.add("Finalists", note("None: the best trials were not trained again beside the preset."))
     else:
         page.add("Finalists", note(text), table(race_rows(race), HEADER))
-    for title, text, figure in draw_all(trials, study.search.objectives()[0].mode, number, value_of):
-        page.add(title, note(text), *([] if figure is None else [page.figure(figure)]))
+    for title, text, figures in draw_all(trials, study.search.objectives()[0].mode, number, value_of):
+        page.add(title, note(text), page.beside(figures))
     if study.search.is_population:
         text = "Each time that a member copied another one, and what it changed then; copies.csv has it for programs."
         page.add("Copies", note(text), table(*reversed(copies_in_words(study))))
@@ -187,7 +187,8 @@ def _summary(study: TuneStudy, trials: Sequence[FrozenTrial], best: FrozenTrial 
     if study.completed():
         highest = study.best_trial
         likely = shrunk_value(study, highest)
-        luck = "" if likely is None else f"; {shorter(likely)} without its luck, shrunk by the noise of seeds"
+        reason = "since the best of several values is partly luck"
+        luck = "" if likely is None else f"; with other seeds, about {likely:.3g} is to be expected, {reason}"
         rows += [("best value", f"{shorter(value_of(highest))} of trial {highest.number}{luck}")]
     if best is not None:
         chosen = {name: value for name, value in study.space.settings(best.params).items() if name in best.params}

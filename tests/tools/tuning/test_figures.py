@@ -40,12 +40,14 @@ def value_of(trial: FrozenTrial) -> float | None:
 
 
 def drawn(trials: Sequence[FrozenTrial], winner: int | None) -> dict[str, Any]:
-    return {title: figure for title, _, figure in draw_all(trials, "max", winner, value_of)}
+    """The figures; a list of them for slices, which have one for each parameter."""
+    found = draw_all(trials, "max", winner, value_of)
+    return {title: figures if title == "Slices" else figures[0] if figures else None for title, _, figures in found}
 
 
 def missing(trials: Sequence[FrozenTrial]) -> list[str]:
     """The reasons why figures are not drawn."""
-    return [note for _, note, figure in draw_all(trials, "max", None, value_of) if figure is None]
+    return [note for _, note, figures in draw_all(trials, "max", None, value_of) if not figures]
 
 
 def test_history_has_the_best_so_far_and_the_winner() -> None:
@@ -55,7 +57,7 @@ def test_history_has_the_best_so_far_and_the_winner() -> None:
     assert (tuple(best.x), tuple(best.y)) == ((0, 1, 2, 5), (1.0, 5.0, 5.0, 7.0))
     assert tuple(values.y) == (1.0, 5.0, 3.0, 7.0)
     assert (star.name, star.x, star.y) == ("winner: trial 5", (5,), (7.0,))
-    lowest = next(figure for _, _, figure in draw_all(trials, "min", None, value_of))
+    lowest = next(figures[0] for _, _, figures in draw_all(trials, "min", None, value_of))
     assert tuple(lowest.data[0].y) == (1.0, 1.0, 1.0, 1.0)
 
 
@@ -65,7 +67,7 @@ def test_pruned_trials_are_rings_where_their_last_evaluations_were() -> None:
     figures = drawn(trials, None)
     best, _, rings = figures["Optimization history"].data
     assert (rings.x, rings.y, rings.marker.symbol, best.y) == ((2,), (9.0,), "circle-open", (1.0, 5.0))
-    for panel in figures["Slices"].data:
+    for (panel,) in (slice_.data for slice_ in figures["Slices"]):
         assert (panel.y, panel.marker.symbol) == ((1.0, 5.0, 9.0), ("circle", "circle", "circle-open"))
         assert panel.text[2] == "trial 2 (pruned)"
 
@@ -73,11 +75,11 @@ def test_pruned_trials_are_rings_where_their_last_evaluations_were() -> None:
 def test_slices_fit_the_page_and_the_winner_stands_out() -> None:
     trials = trials_of([1.0, 5.0, 3.0])
     slices = drawn(trials, 1)["Slices"]
-    assert slices.layout.width is None
-    axes = [slices.layout[f"{side}axis{n or ''}"].domain for side in "xy" for n in (0, 2, 3, 4, 5)]
-    assert all(0 <= low < high <= 1 for low, high in axes)
-    assert len({slices.layout[f"yaxis{n or ''}"].domain for n in (0, 2, 3, 4, 5)}) == 2  # rows
-    stars = [trace for trace in slices.data if trace.name == "winner: trial 1"]
+    assert {each.layout.width for each in slices} == {None}
+    assert [each.layout.xaxis.title.text for each in slices] == sorted(SPACE)
+    (scale,) = {each.layout.yaxis.range for each in slices}  # comparable
+    assert scale == pytest.approx((0.68, 5.32))
+    stars = [trace for each in slices for trace in each.data if trace.name == "winner: trial 1"]
     params = trials[1].params
     assert [(trace.x[0], trace.y[0]) for trace in stars] == [
         ([50, 100].index(params["batch_size"]), 5.0),
@@ -86,9 +88,16 @@ def test_slices_fit_the_page_and_the_winner_stands_out() -> None:
         ([5, 6].index(params["n_epochs"]), 5.0),
         (["[64, 64]", "[32]"].index(params["policy_kwargs.net_arch"]), 5.0),
     ]
-    assert slices.layout.xaxis3.type == "log"
-    assert slices.layout.xaxis5.ticktext == ("[64, 64]", "[32]")
-    assert len(drawn(trials, None)["Slices"].data) == len(SPACE)  # while there is none yet
+    assert slices[2].layout.xaxis.type == "log"
+    assert slices[2].layout.xaxis.ticktext == ("0.0001", "0.0002", "0.0005", "0.001", "0.002", "0.005", "0.01")
+    assert slices[4].layout.xaxis.ticktext == ("[64, 64]", "[32]")
+    assert {len(each.data) for each in drawn(trials, None)["Slices"]} == {1}  # while there is none yet
+
+
+def test_axes_of_whole_numbers_have_no_ticks_at_fractions() -> None:
+    few, many = drawn(trials_of([1.0, 5.0, 3.0]), 1), drawn(trials_of(range(100)), 1)
+    assert [few[title].layout.xaxis.dtick for title in ("Optimization history", "Learning curves")] == [1, 1]
+    assert many["Optimization history"].layout.xaxis.dtick is None
 
 
 def test_learning_curves_have_names() -> None:
@@ -113,7 +122,9 @@ def test_timeline_has_the_wall_time_of_each_trial() -> None:
         trial.state = state
         trial.datetime_start = start + timedelta(seconds=begin)
         trial.datetime_complete = None if end is None else start + timedelta(seconds=end)
-    shown = {trace.name: trace for trace in drawn(trials, None)["Timeline"].data}
+    timeline = drawn(trials, None)["Timeline"]
+    assert (timeline.layout.yaxis.range, timeline.layout.yaxis.dtick) == ((2.6, -0.6), 1)
+    shown = {trace.name: trace for trace in timeline.data}
     assert {name: (trace.y[0], trace.x[0] / 1000) for name, trace in shown.items()} == {
         "COMPLETE": (0, 10.0),
         "FAIL": (1, 20.0),
@@ -124,7 +135,7 @@ def test_timeline_has_the_wall_time_of_each_trial() -> None:
 def test_the_figures_of_many_trials_have_few_traces() -> None:
     shown = drawn(trials_of(range(220)), 219)
     assert len(shown["Learning curves"].data) == 1 + 10
-    assert sum(len(figure.data) for figure in shown.values()) < 30
+    assert sum(len(each.data) for each in [*shown.pop("Slices"), *shown.values()]) < 30
 
 
 def test_figures_of_trials_of_every_kind_are_drawn() -> None:
@@ -140,8 +151,9 @@ def test_figures_of_trials_of_every_kind_are_drawn() -> None:
     ]
     shown = drawn(trials, 34)
     assert None not in shown.values()
-    assert [trace.y for trace in shown["Slices"].data if trace.y == (3.0,)]  # a parameter that the others lack
-    for figure in shown.values():
+    slices = shown.pop("Slices")
+    assert [trace.y for each in slices for trace in each.data if trace.y == (3.0,)]  # a parameter that the others lack
+    for figure in [*shown.values(), *slices]:
         assert "<a" not in "".join(str(axis.ticktext) for axis in [*figure.select_xaxes()])
         assert not re.search(r"NaN|Infinity", figure.to_json())
 
@@ -194,5 +206,5 @@ def test_a_figure_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
     def refuse(*_: Any, **__: Any) -> None:
         raise ValueError("</script>\n\x1b")
 
-    monkeypatch.setattr(figures, "make_subplots", refuse)
+    monkeypatch.setattr(figures, "_axis", refuse)
     assert missing(trials_of(range(30))) == [r"Not drawn: ValueError: </script> \x1b."]

@@ -189,7 +189,7 @@ def test_page_has_a_summary_plots_and_all_trials(tmp_path: Path) -> None:
     some_of_each(study)
     add(study, value=1 / 3, seconds=2 / 3)
     page = page_of(study)
-    assert page.plots() == 4
+    assert page.plots() == 3 + 3  # of slices, one for each parameter
     rate = study.trials[1].params["learning_rate"]
     for words in (
         "study lr",
@@ -214,7 +214,7 @@ def test_hostile_words_are_words(tmp_path: Path) -> None:
         add(study, value=float(value), curve=[value], checkpoint=HOSTILE)
     add(study, TrialState.FAIL, error=HOSTILE)
     page = page_of(study)
-    assert page.plots() == 5
+    assert page.plots() == 4 + 2
     assert "Not drawn" not in page.text
     assert len(page.scripts) == 1 + 1 + 5  # plotly.js, its settings, a plot each
     assert page.text.count("<script>alert(1)</script>") >= 4
