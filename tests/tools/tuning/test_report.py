@@ -216,7 +216,7 @@ def test_hostile_words_are_words(tmp_path: Path) -> None:
     page = page_of(study)
     assert page.plots() == 4 + 2
     assert "Not drawn" not in page.text
-    assert len(page.scripts) == 1 + 1 + 5  # plotly.js, its settings, a plot each
+    assert len(page.scripts) == 2 + 6 + 1  # plotly.js and its settings, a plot each, and what legends need
     assert page.text.count("<script>alert(1)</script>") >= 4
     assert not re.search(r"[\x00\x1b]", page.text)
 
