@@ -1,5 +1,6 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
+from .board import marks_of as marks_of
 from .game import Control as Control
 from .game import Game as Game
 from .game import GamePlan as GamePlan

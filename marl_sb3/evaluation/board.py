@@ -26,6 +26,8 @@ _KNOWN: Mapping[str, tuple[list[list[int]], _Area]] = {
     "connect_four": ([list(range(7))] * 6, (0.0404, 0.0459, 0.9596, 0.9528)),
     "tictactoe": ([[row, row + 3, row + 6] for row in range(3)], (0.02, 0.02, 0.99, 0.97)),
 }
+# What the agents of PettingZoo's games have on the board, in the order of the agents, which is that of their moves.
+_MARKS = {"connect_four": ("red", "black"), "tictactoe": ("X", "O"), "chess": ("white", "black")}
 
 
 class Board(Struct):
@@ -45,7 +47,7 @@ def board_of(env: ParallelEnv, agent: AgentID) -> Board | None:
         EnvError: the env says it wrongly.
     """
     metadata = _metadata(env)
-    known = _KNOWN.get(str(metadata.get("name", "")).rpartition("_v")[0])
+    known = _KNOWN.get(_game(metadata))
     cells, area = known or (None, metadata.get("board_area", _WHOLE))
     if callable(own := _told(env, "cell_actions")):
         try:
@@ -63,6 +65,15 @@ def board_of(env: ParallelEnv, agent: AgentID) -> Board | None:
     actions = [(row, column, action) for row, line in enumerate(cells) for column, action in enumerate(line)]
     meant = [(row, column, np.asarray(action).tolist()) for row, column, action in actions if action is not None]
     return Board(len(cells), len(cells[0]), area, meant)
+
+
+def marks_of(env: ParallelEnv) -> Sequence[str]:
+    """Return what each agent has on the board, such as `red`; nothing if that is not known."""
+    return _MARKS.get(_game(_metadata(env)), ())
+
+
+def _game(metadata: Mapping[str, Any]) -> str:
+    return str(metadata.get("name", "")).rpartition("_v")[0]
 
 
 def _are_cells(cells: Any) -> bool:

@@ -109,6 +109,7 @@ class Game:
     latest_actions: dict[AgentID, Any]  # of the agents that acted in the latest step
     score: Score  # of the episodes with these players
     result: str  # who has won the episode, if it is over and the returns tell
+    changed: bool  # whether persons have come or gone since its start, so that it is won by no side but its agents
     finished: Sequence[Episode] = ()  # the episode that has ended with the latest step, if one has
 
     _pairing: Pairing
@@ -250,7 +251,7 @@ class Game:
 
     def _begin_episode(self) -> None:
         self.episode, self.step, self.is_over, self.result = self.episode + 1, 0, False, ""
-        self.returns, self.latest_actions = dict.fromkeys(self.env.agents, 0.0), {}
+        self.returns, self.latest_actions, self.changed = dict.fromkeys(self.env.agents, 0.0), {}, False
         self.forget_choices()
         self._name_players()
 
@@ -346,9 +347,11 @@ class Game:
 
     def _sides(self) -> dict[AgentID, str]:
         """Return the side that each agent is on: who plays it, if that is a rival or not; else it is alone."""
+        alone = {agent: agent for agent in self.env.agents}
+        if self.changed:
+            return alone
         if self.against and len(set(self.players.values())) > 1:
             return self.players
-        alone = {agent: agent for agent in self.env.agents}
         return {**alone, **dict.fromkeys(self.persons, _PERSON)} if len(self.persons) == 1 else alone
 
     @property
@@ -382,6 +385,7 @@ class Game:
 
     def _change_players(self) -> None:
         """Let others play from now on: the next actions, which others have chosen already, are chosen anew."""
+        self.changed = self.changed or (self.step > 0 and not self.is_over)
         self._pairing.play(self._ours())
         self._name_players()
         if self.against:

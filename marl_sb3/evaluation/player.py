@@ -60,6 +60,7 @@ class Moment(Struct, tag="moment"):
     tally: str  # how often the sides have won so far; empty: nobody knows
     against: str  # the name of the rival; empty: there is none
     players: dict[AgentID, str]  # the names of who plays
+    changed: bool  # whether persons have come or gone since the start of the episode
     returns: dict[AgentID, float]
     actions: dict[AgentID, Any]  # of the latest step
     to_act: list[AgentID]
@@ -257,6 +258,7 @@ class Player:
             tally=game.score.tally(),
             against=game.against,
             players=game.players,
+            changed=game.changed,
             returns=game.returns,
             actions=game.latest_actions,
             to_act=to_act,

@@ -24,9 +24,9 @@ class ZeroSum(ParallelEnv[str, Any, int]):
 
     metadata = {"name": "zero_sum"}  # noqa: RUF012
 
-    def __init__(self, masked: bool = True) -> None:
+    def __init__(self, masked: bool = True, length: int = 1) -> None:
         self.possible_agents = ["a", "b"]
-        self._masked = masked
+        self._masked, self._length = masked, length
 
     def observation_space(self, agent: str) -> gymnasium.spaces.Space[Any]:
         return gymnasium.spaces.Box(0.0, 1.0, (1,))
@@ -35,14 +35,16 @@ class ZeroSum(ParallelEnv[str, Any, int]):
         return gymnasium.spaces.Discrete(4)
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        self.agents = list(self.possible_agents)
+        self.agents, self._left = list(self.possible_agents), self._length
         return self._observed()
 
     def step(self, actions: dict[str, int]) -> Any:
         a, b = (WORTH[actions[agent]] for agent in "ab")
-        self.agents = []
+        self._left -= 1
+        is_over = self._left == 0
         observations, infos = self._observed()
-        return observations, {"a": a - b, "b": b - a}, {"a": True, "b": True}, {"a": False, "b": False}, infos
+        self.agents = [] if is_over else self.agents
+        return observations, {"a": a - b, "b": b - a}, {"a": is_over, "b": is_over}, {"a": False, "b": False}, infos
 
     def _observed(self) -> Any:
         mask = np.array([0, 0, 0, 1], np.int8)

@@ -123,6 +123,23 @@ def test_a_person_sits_in_the_place_of_the_policies() -> None:
         assert set(playing.players.values()) == {"us", "them"}
 
 
+def test_an_episode_that_a_person_joins_late_is_not_the_persons() -> None:
+    two_steps = partial(ZeroSum, masked=False, length=2)
+    with game(always(US), always({"a": 3, "b": 3}).bundle(), two_steps) as playing:
+        for taken_at, result, tally in ((0, "You won", "You 1 : 0 them"), (1, "a won", "a 1 : 0 b")):
+            playing.begin(1, True, None, "them")
+            for step in range(2):
+                if step == taken_at:
+                    playing.take("a")
+                if step >= taken_at:
+                    playing.act("a", 0)
+                playing.advance()
+            assert (playing.changed, playing.result, playing.score.tally()) == (taken_at > 0, result, tally)
+            playing.release("a")
+        playing.advance()
+        assert not playing.changed
+
+
 @pytest.mark.parametrize("rival", ["random", "another"])
 def test_who_takes_over_and_gives_back_has_changed_nothing(rival: str) -> None:
     spec, settings = PolicySpec(marl_sb3.RecurrentPPO, "MlpLstmPolicy"), {"plans": plans(2)}

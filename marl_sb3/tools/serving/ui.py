@@ -37,6 +37,7 @@ from marl_sb3.evaluation import (
     Stage,
     View,
     ViewerLeftError,
+    marks_of,
     view_if_drawn,
 )
 from marl_sb3.extensions.display import DEFAULT_FPS
@@ -74,6 +75,7 @@ class AgentCard(Struct):
     agent: AgentID
     policy: PolicyID
     control: Control
+    mark: str  # what it has on the board, such as `red`; empty: nobody knows
 
 
 class Opponent(Struct):
@@ -188,7 +190,10 @@ class SocketStage(Stage):
     @override
     def begin(self, game: Game) -> None:
         policy_of, files = game.policies.policy_of, self._run.files
-        cards = [AgentCard(agent, policy_of[agent], game.controls[agent]) for agent in game.env.agents]
+        marks = dict(zip(game.env.agents, marks_of(game.viewed), strict=False))
+        cards = [
+            AgentCard(agent, policy_of[agent], game.controls[agent], marks.get(agent, "")) for agent in game.env.agents
+        ]
         numbers = [str(int(name.rpartition("-")[2])) for name in files.checkpoints.names()]
         seed = None if game.starts_alike else game.plan.seed
         rivals = [Opponent(rival.name, rival.about) for rival in game.plan.rivals] if len(cards) > 1 else []

@@ -398,6 +398,7 @@ def test_a_board_is_played_to_its_result(way: str, board: SavedRun, opened: Call
                 pad.get_by_role("button", name=f"row {row + 1}, column {column + 1}").click()
             else:
                 page.keyboard.press(str(3 * row + column + 1))
+        shows(page, "#score", "X, moves first")
         shows(page, "#result", "Episode 1: player_1 won. Returns: player_1 1, player_2 \N{MINUS SIGN}1")
         shows(page, "#said", "player_1 won")
 
@@ -407,8 +408,14 @@ def test_a_person_plays_against_a_checkpoint_and_sees_the_score(board: SavedRun,
     with served(board) as address:
         page = opened(address)
         shows(page, "#connection", "Connected")
+        page.get_by_role("button", name="Pause").click()
+        page.get_by_role("button", name="Step").click()
         page.get_by_role("button", name="Take over player_1").click()
-        shows(page, "#person-title", "player_1")
+        shows(page, "#person-title", "You play player_1 (X, moves first)")
+        shows(page, "#opponent", "none: policies play the other agents")
+        shows(page, "#joined", "does not count as yours")
+        page.get_by_role("button", name="New game").click()
+        page.wait_for_selector("#joined", state="hidden")
         page.get_by_label("Opponent").select_option("checkpoint latest")
         page.get_by_role("button", name="Begin").click()
         shows(page, "#score", "checkpoint latest")

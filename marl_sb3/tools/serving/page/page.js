@@ -22,6 +22,7 @@ let moment = null;
 let films = "";
 let attempts = 0;
 let isFinal = false;
+let first = null; // the agent that moves first in this episode; null: all act at once
 let agents = []; // of the env: {agent, policy, control, row, ends: returns of finished episodes, digits}
 let wanted = {}; // what a new connection is told: the settings that the viewer has changed
 let drawing = Promise.resolve(); // pictures are shown one after the other
@@ -143,7 +144,7 @@ function greet(message) {
   at("checkpoint").replaceChildren(...known, ...hello.checkpoints.map((name) => new Option(name, name)));
   at("checkpoint").value = wanted.begin?.checkpoint ?? "";
   const named = hello.opponents.map(({ name, about }) => new Option(about ? `${name} · ${about}` : name, name));
-  at("opponent").replaceChildren(new Option("nobody: the policies play all agents", ""), ...named);
+  at("opponent").replaceChildren(new Option("", ""), ...named);
   at("opponent-label").hidden = at("swaps-label").hidden = named.length === 0;
   agents = hello.agents.map((card) => ({ ...card, ends: [], digits: 0 }));
   stage.agents = agents.map(({ agent }) => agent);
@@ -166,7 +167,10 @@ async function fetchFilm({ name, frames }) {
 
 function showMoment(next) {
   const isNew = !moment || next.episode !== moment.episode || next.step < moment.step || next.seed !== moment.seed;
-  if (isNew) chart.clear(stage.agents);
+  if (isNew) {
+    chart.clear(stage.agents);
+    first = agents.length > 1 && next.step === 0 && next.to_act.length === 1 ? next.to_act[0] : null;
+  }
   const moved = !isNew && next.step > moment.step;
   const ended = next.is_over && !moment?.is_over;
   const before = moment;
@@ -188,6 +192,17 @@ function showMoment(next) {
   if (String(before?.taken) !== String(moment.taken)) buildPads();
   showPads();
   showTarget();
+  const rest = moment.taken.length < agents.length ? "policies play the other agents" : "you play all agents";
+  at("opponent").options[0].text = `none: ${moment.taken.length ? rest : "policies play all agents"}`;
+  at("joined").hidden = !moment.changed || moment.is_over;
+}
+
+/** What tells an agent apart in a game by turns: `red, moves first`. */
+function sideOf({ agent, mark }) {
+  let turn = "";
+  if (first === agent) turn = "moves first";
+  else if (first && agents.length === 2) turn = "moves second";
+  return [mark, turn].filter(Boolean).join(", ");
 }
 
 function showWords(ended, moved) {
@@ -243,7 +258,7 @@ function showTransport() {
   at("film").textContent = film_frames === null ? "Record" : `Save GIF (${film_frames})`;
   const paces = PACES.map((pace) => Math.abs(Math.log(pace / steps_per_s)));
   if (document.activeElement !== at("pace")) at("pace").value = paces.indexOf(Math.min(...paces));
-  const text = steps_per_s >= 1000 ? "fastest" : `${numberText(steps_per_s)} steps/s`;
+  const text = steps_per_s >= 1000 ? "fastest" : `${numberText(steps_per_s)} ${steps_per_s === 1 ? "step" : "steps"}/s`;
   at("pace-is").textContent = text;
   at("pace").setAttribute("aria-valuetext", text);
 }
@@ -292,7 +307,8 @@ function showScore() {
     const { radio, take, now, mean, player } = each.row;
     const isTaken = moment.taken.includes(each.agent);
     radio.checked = each.agent === moment.selected;
-    player.textContent = moment.against ? moment.players[each.agent].replaceAll("/", "/\u200b") : ""; // may break there
+    const name = moment.against || isTaken ? moment.players[each.agent].replaceAll("/", "/\u200b") : ""; // may break there
+    player.textContent = [name, sideOf(each)].filter(Boolean).join(" · ");
     now.textContent = returnText(each, moment.returns[each.agent] ?? 0);
     const sum = each.ends.reduce((total, end) => total + end, 0);
     mean.textContent = each.ends.length ? numberText(sum / each.ends.length, 2) : "–";
@@ -348,6 +364,7 @@ function showInsight() {
   at("insight-title").textContent = `Policy of ${selected}${policy === selected ? "" : `: ${policy}`}`;
   const value = insight?.value ?? null;
   at("value").textContent = value === null ? "" : `value ${numberText(value, 2)}`;
+  at("explained").textContent = insight ? explained(insight, taken.includes(selected)) : "";
   at("insight-note").textContent = insight ? insight.note : is_over ? "" : `${selected} waits.`;
   const rows = insight ? insightRows(insight, control) : [];
   if (rows.length === 0 && is_over) return;
@@ -365,6 +382,15 @@ function showInsight() {
     bar.firstChild.style.width = `${100 * (row.to - row.from)}%`;
     amount.textContent = row.amount;
   });
+}
+
+function explained({ probabilities, q_values, value }, isTaken) {
+  const words = [];
+  if (probabilities.length) words.push("Bars: the probabilities of its actions.");
+  else if (q_values.length) words.push("Bars: Q values, the return that it expects after each action.");
+  if (probabilities.length || q_values.length) words.push(isTaken ? "Bold: what it would do." : "Bold: what it does next.");
+  if (value !== null) words.push("Value: the return that it expects from here on, discounted, in the scale of its training.");
+  return words.join(" ");
 }
 
 function insightItem() {
@@ -475,7 +501,9 @@ function buildPads() {
   held.clear();
   at("hint").hidden = true;
   at("person").hidden = moment.taken.length === 0;
-  at("person-title").textContent = `You play ${moment.taken.join(" and ")}`;
+  const yours = agents.filter(({ agent }) => moment.taken.includes(agent));
+  const sides = yours.map((each) => each.agent + (sideOf(each) ? ` (${sideOf(each)})` : ""));
+  at("person-title").textContent = `You play ${sides.join(" and ")}`;
   at("pads").replaceChildren(...moment.taken.map(pad));
 }
 
@@ -576,6 +604,7 @@ function showPads() {
 at("play").addEventListener("click", togglePlay);
 at("step").addEventListener("click", () => send({ do: "step" }));
 at("again").addEventListener("click", begin);
+at("anew").addEventListener("click", begin);
 at("film").addEventListener("click", () => send({ do: "film", on: moment.film_frames === null }));
 at("wait").addEventListener("change", ({ target }) => send({ do: "wait", on: target.checked }));
 at("pace").addEventListener("input", ({ target }) => {
