@@ -9,7 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.core.config import AlgorithmInfo, words
+import yaml
+
+from marl_sb3.core.config import AlgorithmInfo, Decay, Points, words
 from marl_sb3.core.learners import hyperparameter_defaults, is_off_policy
 from marl_sb3.extensions.fast import ALGORITHMS
 
@@ -36,15 +38,14 @@ FUSED = {
         "rollouts and updates of MLPs with LSTMs, on CPUs; other updates in PyTorch, over whole sequences",
     ),
     **dict.fromkeys(("trpo", "maskable_trpo"), "rollouts of MLPs, on CPUs; updates are PyTorch's"),
-    **dict.fromkeys(("crossq", "recurrent_dqn", "recurrent_sac", "iql"), "nowhere"),
+    **dict.fromkeys(("crossq", "recurrent_dqn", "recurrent_sac", "iql"), "neither rollouts nor updates"),
 }
-# When to take it, in two sentences at most.
+# When to take it: the sentence after its name.
 ADVICE = {
-    "ppo": "The default, and the first one to try: it takes all actions, and is the fastest here.",
-    "a2c": "One gradient step for each short rollout, with nothing clipped: each update is cheap, and uses its "
-    "experience once.",
-    "trpo": "Each update stays within a bound of the KL divergence, for which it searches the length of the step: "
-    "slower than PPO.",
+    "ppo": "The default, and the first one to try: it takes all kinds of actions, and trains fastest here.",
+    "a2c": "One gradient step after each short rollout, without PPO's clipping: each update is cheap, and uses "
+    "its rollout once.",
+    "trpo": "Each update searches for the largest step within a bound of the KL divergence. It is slower than PPO.",
     "maskable_ppo": "For games with illegal moves: the env's masks leave only legal ones to choose from, in training "
     "and afterwards.",
     "maskable_a2c": "A2C for games with illegal moves, with the masks and the networks of MaskablePPO.",
@@ -54,26 +55,129 @@ ADVICE = {
     "steps are enough, [stacked frames](../how_to/processing.md) learn sooner.",
     "maskable_recurrent_ppo": "For games with illegal moves in which what was seen before matters: RecurrentPPO "
     "with the masks of MaskablePPO.",
-    "dqn": "Learns from a replay buffer, so from each transition many times: for few actions and slow envs.",
+    "dqn": "For envs with few actions and slow steps: it learns from each transition many times.",
     "qrdqn": "DQN that learns quantiles of the return instead of its mean, which costs more arithmetic in each update.",
-    "maskable_dqn": "DQN for games with illegal moves: no move that the mask forbids is taken, or counts as the best "
-    "next one.",
-    "maskable_qrdqn": "The same with quantiles of the return, as QRDQN learns them.",
+    "maskable_dqn": "DQN for games with illegal moves: it takes none that the mask forbids, and its targets go on "
+    "with the best legal move.",
+    "maskable_qrdqn": "MaskableDQN that learns quantiles of the return, as QRDQN does.",
     "recurrent_dqn": "DQN for agents that have to remember: an LSTM or a GRU learns from [sequences of "
     "transitions](../how_to/replay.md#policies-that-remember). Each update takes longer than DQN's.",
-    "vdn": "For a team that is paid together: its reward teaches all agents at once, each of which acts by values of "
-    "its own. See [teams](../how_to/teams.md).",
-    "qmix": "VDN with a network in the place of the sum, which sees the state of the env: it tells apart what a sum of "
-    "values cannot. See [teams](../how_to/teams.md).",
+    "vdn": "For agents that earn a reward together: it trains all of them at once, and each acts by Q values of its "
+    "own. See [teams](../how_to/teams.md).",
+    "qmix": "VDN with a network in place of the sum. It sees the state of the env, and represents values of joint "
+    "actions that are no sum of the agents' values. See [teams](../how_to/teams.md).",
     "sac": "The first one to try where actions are continuous and env steps take long.",
     "recurrent_sac": "SAC for agents that have to remember: actor and critics have an LSTM or a GRU each, and learn "
     "from [sequences of transitions](../how_to/replay.md#policies-that-remember). Each update takes longer than SAC's.",
     "td3": "Like SAC, but with deterministic actors: choose the noise with which they explore (`action_noise`).",
     "ddpg": "TD3 without its three improvements, here for comparisons: prefer TD3.",
     "tqc": "SAC whose critics learn quantiles; the most optimistic ones are left out. An update costs more arithmetic.",
-    "crossq": "Its class is sb3-contrib's own, and has no fused path.",
-    "iql": "For [recorded episodes](../how_to/learning_from_data.md#offline-by-iql) that are not all good: where "
-    "a clone acts as they do, it looks for the best that is in them. Online, it goes on from there.",
+    "crossq": "The class is sb3-contrib's own: PyTorch computes its updates, and none is fused.",
+    "iql": "For [recorded episodes](../how_to/learning_from_data.md#offline-by-iql) of mixed quality: where a "
+    "clone repeats them, IQL prefers the actions that earned more. It can train on in the env afterwards.",
+}
+
+# The command at the head of a page; for the others: `train` with the first env that the algorithm has a preset for.
+COMMANDS = {
+    "iql": "python -m marl_sb3.train arena --timesteps 20000 --seed 0 --record recorded\n"
+    "python -m marl_sb3.imitate recorded --env arena --algo iql --epochs 3 --seed 0",
+}
+# What each hyperparameter does, of the algorithms that also have the hyperparameter before the table. Later tables win.
+MEANINGS: dict[str, dict[str, str]] = {
+    "policy_kwargs": {
+        "learning_rate": "step size of the optimizer",
+        "batch_size": "transitions in a minibatch; each minibatch is one gradient step",
+        "gamma": "discount factor of a reward that comes one agent step later",
+        "max_grad_norm": "gradients of a larger norm are scaled down to it",
+        "use_sde": "explores by noise that depends on the state (gSDE), for actions in a Box",
+        "sde_sample_freq": "steps after which the noise of gSDE is drawn anew; -1: once for each rollout",
+        "policy_kwargs": "arguments of the policy class, such as the [network](../how_to/networks.md)",
+    },
+    "gae_lambda": {
+        "n_steps": "env steps of each env in a rollout, after which the policy is updated",
+        "gae_lambda": "weight of later rewards in advantages (GAE): 0 takes one reward and the critic's value, "
+        "1 all rewards of the rollout",
+        "normalize_advantage": "scales advantages to mean 0 and standard deviation 1",
+        "ent_coef": "weight of the entropy in the loss: a larger one keeps actions more random",
+        "vf_coef": "weight of the critic's loss",
+    },
+    "clip_range": {
+        "n_epochs": "passes over a rollout in each update",
+        "clip_range": "range around 1 outside of which the loss does not reward a change of the probability ratio",
+        "clip_range_vf": "the same for the critic's values, in units of the return; null: not clipped",
+        "target_kl": "ends an update once the KL divergence from the old policy exceeds 1.5 times this; null: never",
+    },
+    "use_rms_prop": {
+        "use_rms_prop": "optimizer: RMSprop, or Adam if false",
+        "rms_prop_eps": "constant in the denominator of RMSprop",
+    },
+    "cg_max_steps": {
+        "learning_rate": "step size of the critic's optimizer; the actor's steps follow from `target_kl`",
+        "batch_size": "transitions in a minibatch of the critic; the actor learns from the whole rollout at once",
+        "n_critic_updates": "passes of the critic over a rollout",
+        "target_kl": "bound of the KL divergence between the policies before and after an update",
+        "cg_max_steps": "maximum number of conjugate gradient iterations, which find the direction of a step",
+        "cg_damping": "added to the diagonal of the Hessian, which keeps these iterations stable",
+        "line_search_shrinking_factor": "factor by which a step is shortened that exceeds `target_kl` "
+        "or does not improve the policy",
+        "line_search_max_iter": "maximum number of times that a step is shortened; then the actor keeps its weights",
+        "sub_sampling_factor": "K: the actor learns from every K-th transition",
+    },
+    "buffer_size": {
+        "buffer_size": "capacity of the replay buffer in transitions, over all agents of the policy",
+        "learning_starts": "agent steps with random actions, before anything is learned",
+        "tau": "share of the trained weights in each update of a target network; 1 copies them",
+        "train_freq": "env steps of each env between two updates; `[N, episode]`: N episodes, with one env",
+        "gradient_steps": "gradient steps in an update; -1: as many as agent steps were taken",
+        "replay_buffer_class": "null: by the observations; `HerReplayBuffer` [for goals](../how_to/replay.md#goals)",
+        "replay_buffer_kwargs": "arguments of this class",
+        "optimize_memory_usage": "stores each observation once instead of twice; see "
+        "[memory](../how_to/replay.md#memory)",
+        "n_steps": "rewards that are added up before the value of the next observation (n-step returns)",
+    },
+    "exploration_fraction": {
+        "exploration_initial_eps": "probability of a random action at the start",
+        "exploration_final_eps": "probability of a random action from the end of `exploration_fraction` on",
+        "exploration_fraction": "share of the training in which the probability falls, on a line",
+        "exploration_schedule": "probability of a random action as a schedule, instead of the three above",
+        "target_update_interval": "agent steps between two updates of the target network",
+    },
+    "action_noise": {"action_noise": "noise on actions between -1 and 1: kind and standard deviation; null: none"},
+    "target_entropy": {
+        "ent_coef": "weight of the entropy; `auto` learns it, so that the entropy stays at `target_entropy`",
+        "target_entropy": "entropy that `ent_coef: auto` aims at; `auto`: minus the number of action dimensions",
+        "use_sde_at_warmup": "takes the actions of gSDE instead of random ones until `learning_starts`",
+        "target_update_interval": "gradient steps between two updates of the target networks",
+    },
+    "policy_delay": {"policy_delay": "gradient steps of the critics for one of the actor"},
+    "target_policy_noise": {
+        "target_policy_noise": "standard deviation of the noise on the next actions in targets",
+        "target_noise_clip": "bound of the absolute value of this noise",
+    },
+    "top_quantiles_to_drop_per_net": {
+        "top_quantiles_to_drop_per_net": "highest quantiles of each critic that targets leave out",
+    },
+    "expectile": {
+        "expectile": "0.5 makes the value the mean over the actions of the data; near 1, that of the best of them",
+        "beta": "how much the policy prefers actions of higher advantage; 0 clones all alike",
+    },
+    "burn_in": {
+        "batch_size": "sequences in a minibatch; each minibatch is one gradient step",
+        "burn_in": "maximum number of transitions before a sequence; they bring its stored state up to date",
+        "sequence_length": "maximum number of transitions of a sequence that are learned from",
+        **dict.fromkeys(("optimize_memory_usage", "use_sde"), "cannot be changed with sequences"),
+    },
+    "double_dqn": {"double_dqn": "the trained network chooses the next action, and the target network gives its value"},
+    "team_reward": {
+        "batch_size": "transitions of the team in a minibatch; each minibatch is one gradient step",
+        "team_reward": "what the team is paid: the sum or the mean of its agents' rewards, or (shared) "
+        "the reward that all of them get",
+        **dict.fromkeys(("n_steps", "optimize_memory_usage"), "cannot be changed with teams"),
+    },
+    "mixing_embed_dim": {
+        "mixing_embed_dim": "width of the mixing network's hidden layer",
+        "hypernet_embed": "width of the hidden layer of the networks that compute its weights; 0: these have none",
+    },
 }
 
 
@@ -115,9 +219,14 @@ def _page(info: AlgorithmInfo) -> str:
     rows = "\n".join(f"| {name} | {_in_cell(text)} |" for name, text in facts.items())
     return (
         f"# {info.class_name}\n\n`--algo {info.name}`: {info.help}. {ADVICE[info.name]}\n\n"
-        f"| | |\n| --- | --- |\n{rows}\n\n## What it reached\n\n{_reached(info.name)}\n"
-        f"## Hyperparameters\n\n{_hyperparameters(info)}"
+        f"```bash\n{_command(info.name)}\n```\n\n| | |\n| --- | --- |\n{rows}\n\n"
+        f"## Hyperparameters\n\n{_hyperparameters(info)}\n## What it reached\n\n{_reached(info.name)}"
     )
+
+
+def _command(algo: str) -> str:
+    presets = yaml.safe_load((HERE.parent / "hparams" / f"{algo}.yml").read_text(encoding="utf-8"))
+    return COMMANDS.get(algo, f"python -m marl_sb3.train {next(iter(presets))} --algo {algo} --seed 0")
 
 
 def _class(info: AlgorithmInfo) -> str:
@@ -156,26 +265,39 @@ def _reached(name: str) -> str:
     table = lines[start : next(number for number in range(start, len(lines)) if not lines[number])]
     rows, is_own = [], False
     for line in table[2:]:
-        arguments = line.split("|")[1].strip()
+        arguments, *cells = (cell.strip() for cell in line.split("|")[1:-1])
         if arguments:  # else it is a second row of the command above it
             algo = re.search(r"--algo (\w+)", arguments)
             is_own = name == (algo[1] if algo else "ppo")
-        rows += [line] if is_own else []
-    more = "[Presets](../presets.md) has the curves, and what stands beside these figures."
+        env_steps, cpu_seconds, measured, *seeds, random = cells[:7]
+        values = arguments, env_steps, cpu_seconds, measured, ", ".join(seeds), random
+        rows += [f"| {' | '.join(values)} |"] if is_own else []
+    more = "[Presets](../presets.md) says how it was measured, and has curves and references."
     if not rows:
-        return f"No preset of it is measured over three seeds. {more}\n"
-    return "\n".join([*table[:2], *rows]) + f"\n\n{more}\n"
+        return "No preset of it is measured over three seeds; [presets](../presets.md) has those that are.\n"
+    head = "| arguments | env steps | CPU seconds | measured | seeds 0, 1, 2 | random policy |\n|" + " --- |" * 6
+    return "\n".join([head, *rows]) + f"\n\n{more}\n"
 
 
 def _hyperparameters(info: AlgorithmInfo) -> str:
     defaults = hyperparameter_defaults(info.algorithm_class)
+    meanings = {key: text for needed, texts in MEANINGS.items() if needed in defaults for key, text in texts.items()}
     rows = [
-        f"| `{name}` | {_default(value)} | {_in_cell(words(info.kinds[name])) if name in info.kinds else ''} |"
+        f"| `{name}` | {_default(value)} | {meanings[name]} | {_accepted(info.kinds[name])} |"
         for name, value in defaults.items()
     ]
-    whose = "those of SB3's SAC, and of the paper's locomotion tasks" if info.name == "iql" else "those of SB3"
-    intro = f"The defaults are {whose}. A [preset](../presets.md) of the env wins over them, and `--set` over both.\n\n"
-    return intro + "\n".join(["| name | default | accepted |", "| --- | --- | --- |", *rows]) + "\n"
+    whose = "those of SB3's SAC and of the paper's locomotion tasks" if info.name == "iql" else "those of SB3"
+    intro = (
+        f"`--set NAME=VALUE` sets one. Without it, the [preset](../presets.md) of the env counts, else the default.\n"
+        f"The defaults are {whose}. A *schedule* changes a value during the training: `lin_X`,\n"
+        "`exp_X`, `exp_X_Y` or `[[ENV_STEPS, X], ...]`, see [schedules](../how_to/settings.md#schedules).\n\n"
+    )
+    head = ["| name | default | what it does | accepted |", "| --- | --- | --- | --- |"]
+    return intro + "\n".join([*head, *rows]) + "\n"
+
+
+def _accepted(kind: Any) -> str:
+    return _in_cell(words(kind)).replace(f"{words(Decay)}, or {words(Points)}", "a schedule")
 
 
 def _default(value: Any) -> str:

@@ -24,6 +24,7 @@ from marl_sb3 import MultiAgentAlgorithm
 from marl_sb3.core.config import algorithm_info
 from marl_sb3.core.learners import is_off_policy
 from marl_sb3.envs.arena import ArenaEnv
+from marl_sb3.extensions.fast import ALGORITHMS
 from marl_sb3.runs import load_config, prepare
 from marl_sb3.tools.checkup.checks import CHECKS
 
@@ -195,6 +196,17 @@ def test_generated_pages_are_current(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = runpy.run_path(str(ROOT / "docs" / "generate.py"))["all_pages"]()
     stale = [name for name, text in pages.items() if (ROOT / "docs" / name).read_text(encoding="utf-8") != text]
     assert stale == [], "write them anew: python docs/generate.py"
+
+
+def test_pages_of_algorithms_begin_with_a_command_and_explain_each_hyperparameter() -> None:
+    for name, info in ALGORITHMS.items():
+        page = ROOT / "docs" / "algorithms" / f"{name}.md"
+        command, lines = blocks(page)[0], page.read_text(encoding="utf-8").splitlines()
+        assert command.is_run, page
+        assert lines.index("```bash") == 4, page  # after the title and a paragraph
+        assert f"--algo {name} " in command.commands()[-1], page
+        explained = {row[0].strip("| `"): row[2] for row in (line.split(" | ") for line in lines) if len(row) == 4}
+        assert [each for each in info.kinds if not explained.get(each)] == [], page
 
 
 def test_the_findings_in_other_packages_are_of_checks_that_exist() -> None:

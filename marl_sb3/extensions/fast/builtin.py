@@ -367,7 +367,7 @@ _BUILT_IN = (
     AlgorithmInfo(
         "vdn",
         "marl_sb3.extensions.fast.team_q:VDN",
-        "DQN for a team, whose value is the sum of its agents' (value decomposition networks, Sunehag et al. 2018)",
+        "DQN for a team: its value is the sum of its agents' (value decomposition networks, Sunehag et al. 2018)",
         VDN,
         _TEAM_LEARNER,
         _OF_Q,
@@ -376,7 +376,7 @@ _BUILT_IN = (
     AlgorithmInfo(
         "qmix",
         "marl_sb3.extensions.fast.team_q:QMIX",
-        "DQN for a team, the values of whose agents a network mixes that sees the whole (Rashid et al. 2018)",
+        "DQN for a team: a network that sees the env's state mixes the values of its agents (Rashid et al. 2018)",
         QMIX,
         _TEAM_LEARNER,
         _OF_Q,
