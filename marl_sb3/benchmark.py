@@ -40,7 +40,7 @@ exit codes: 1 a training has failed, 2 wrong command line or file,
 
 @command("benchmark FILE [options]", "Train algorithms in envs with several seeds each; compare them.", _EPILOG)
 def main(
-    file: Annotated[str, "FILE", "what is trained, or the name of a benchmark of the package"],
+    file: Annotated[str, "FILE", "a YAML file, see below, or the name of a benchmark of the package"],
     *,
     folder: Annotated[
         Path | None, "--folder DIR", "folder of the runs and results, new or that of FILE; default: runs/benchmark-FILE"
@@ -48,13 +48,13 @@ def main(
     processes: Annotated[
         int | None,
         "--processes N",
-        "trainings at a time, each in one thread of a process of its own; default: as many as there are cores",
+        "trainings at a time, each in its own process, in one thread; default: as many as there are cores",
         Meta(ge=1),
     ],
     worker: Annotated[
         bool,
         "--worker",
-        "only train, in this process, what no other process trains, then end; for further machines; default: also "
+        "only run trainings that no other process has begun, then end; for more machines; default: also "
         "wait for all trainings, and write the results",
     ],
     curves: Annotated[

@@ -38,7 +38,9 @@ def main(
     metric: Annotated[str | None, "--metric NAME", "what is compared; default: env_runners/episode_return_mean"],
     mode: Annotated[Literal["max", "min"], "--mode MODE", "max: more is better; min: less is; default: max"] = "max",
     threshold: Annotated[
-        float | None, "--threshold X", "value whose reaching is timed; default: the mean of the weakest experiment"
+        float | None,
+        "--threshold X",
+        "also print when runs reached this value; default: the mean of the weakest experiment",
     ],
     out: Annotated[Path | None, "--out FILE", "also a page, FILE.html; default: none"],
     as_json: Annotated[bool, "--json", "print one JSON object alone; default: tables"],

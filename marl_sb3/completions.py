@@ -10,8 +10,8 @@ from marl_sb3.startup import require_extra
 
 _EPILOG = """\
 The shell then completes commands, options, algorithms, settings after --set,
-env ids, files and folders. The script names what is installed now: write it
-anew after an update, and after installing envs.
+env ids, files and folders. The script has the names of what is installed now:
+write it again after an update, and after installing envs.
 
 examples
   marl-sb3 completions bash > ~/.marl-sb3.bash

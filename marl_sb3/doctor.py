@@ -30,7 +30,7 @@ interrupted
 """
 
 
-@command("doctor [ENV] [options]", "Play an env, and report what would go wrong in training.", _EPILOG)
+@command("doctor [ENV] [options]", "Play an env, and report mistakes that would harm a training.", _EPILOG)
 def main(
     env: Annotated[str | None, "ENV", "the env to check, as for train"],
     *,

@@ -39,14 +39,14 @@ onnx  POLICY.onnx, which any ONNX runtime opens; needs
                  episode_start of policies with memory
         outputs  actions (deterministic), values, logits or mean and log_std,
                  q_values; next_ and the name of each state
-      The file's metadata say what each is, and what to feed first. Before a
-      file is put in place, its outputs are compared with those of the policy
-      for random inputs.
+      The file's metadata say what each is, and the first states. Before a
+      file is saved, its outputs are compared with those of the policy for
+      random inputs.
 run   a run folder with that checkpoint alone, as safetensors and JSON, which
       all commands take; a model card, README.md, with what the policies reach;
-      and a film, if the env draws itself. --hub pushes it: the commands take
-      hf:OWNER/NAME then. Settings go along as they are, with the paths and
-      names in them.
+      and a video, if the env can render. --hub pushes it: the commands then
+      take hf:OWNER/NAME. All settings are included, with their paths and
+      names.
 
 examples
   python -m marl_sb3.export runs/arena/20260101-120000-abcd
@@ -75,12 +75,12 @@ class RunOptions:
     message: Annotated[str | None, "--message TEXT", "message of the commit; default: the env and its env steps"]
     dry_run: Annotated[bool, "--dry-run", "write the folder, and push nothing; default: off"]
     episodes: Annotated[
-        Count, "--episodes N", "episodes played for the card, 0 for none: it has then what was logged; default: 20"
+        Count, "--episodes N", "episodes played for the card; 0: its figures are those of the log; default: 20"
     ] = 20
     reference: Annotated[
         Sequence[str],
         "--reference NAME=VALUE",
-        "a sum of returns from elsewhere, for the card, such as that of a rule or the best known; may be repeated; "
+        "a sum of returns from elsewhere, for the card, such as that of a scripted policy; may be repeated; "
         "default: random agents alone",
     ]
 

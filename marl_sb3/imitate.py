@@ -27,7 +27,7 @@ examples
   python -m marl_sb3.imitate recorded --env arena --policies per_agent --seed 1
   python -m marl_sb3.imitate recorded/agent/data --env Pendulum-v1 --algo sac
   python -m marl_sb3.imitate recorded --env arena --algo iql --epochs 300
-  python -m marl_sb3.train arena --init-from RUN      (goes on from the clone)
+  python -m marl_sb3.train arena --init-from RUN      (starts from the clone)
 
 exit codes: 0 done, 1 failed, 2 wrong command line, settings or data, 130
 interrupted
@@ -38,25 +38,25 @@ interrupted
 class Cloning:
     """The options of `CloningOptions`, whose defaults they have."""
 
-    epochs: Annotated[int | None, "--epochs N", "most passes over the data; default: 100", cli.NEW_RUN]
+    epochs: Annotated[int | None, "--epochs N", "maximum number of passes over the data; default: 100", cli.NEW_RUN]
     batch_size: Annotated[int | None, "--batch-size N", "transitions in a minibatch; default: 256", cli.NEW_RUN]
     learning_rate: Annotated[float | None, "--learning-rate X", "of Adam; default: 0.001", cli.NEW_RUN]
     validation: Annotated[
         float | None,
         "--validation X",
-        "share of the episodes that are kept apart, and decide when to stop; default: 0.1",
+        "share of the episodes that are not learned from, but decide when to stop; default: 0.1",
         cli.NEW_RUN,
     ]
     patience: Annotated[
         int | None,
         "--patience N",
-        "passes without a lower loss of these after which a policy is done; default: 10",
+        "a policy is finished after so many passes without a lower loss on these episodes; default: 10",
         cli.NEW_RUN,
     ]
     entropy_coefficient: Annotated[
         float | None,
         "--entropy-coefficient X",
-        "how much of the policy's entropy is taken off its loss; default: 0",
+        "weight of the policy's entropy, which is subtracted from its loss; default: 0",
         cli.NEW_RUN,
     ]
 
@@ -113,7 +113,7 @@ def main(options: ImitateOptions) -> int:
 
     env = options.env.named()
     if options.resume is not None:
-        cli.require_resumable(options, "a cloning that goes on")
+        cli.require_resumable(options, "an imitate run that is resumed")
         with without_collections():
             from marl_sb3.runs import resume_clone
 

@@ -19,7 +19,7 @@ exit codes: 0 written, 2 there is such a folder, or no module can have this name
 """
 
 
-@command("new NAME [options]", "Begin an env of your own: its code, a test and settings.", _EPILOG)
+@command("new NAME [options]", "Begin your own env: its code, a test and settings.", _EPILOG)
 def main(
     name: Annotated[str, "NAME", "name of the new module, such as my_env"],
     *,

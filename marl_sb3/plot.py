@@ -9,8 +9,8 @@ from marl_sb3.cli import EXIT_DONE, Section, Verbosity, command
 from marl_sb3.output import print_text
 
 _EPILOG = """\
-Runs that differ in nothing but the seed are one curve: the mean over the
-runs, with a band that holds it with 95 % (bootstrap, as rliable does).
+Runs that differ only in the seed are one curve: the mean over the
+runs, with its 95 % band (bootstrap, as in rliable).
 Groups differ in colour, agents in line and marker.
 
 examples

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PORT = 8000
 
 _EPILOG = """\
-GET  /health        whether the process lives
+GET  /health        that the process is alive
 GET  /ready         whether it accepts requests: 503 while it is ending
 GET  /metrics       metrics in Prometheus's text format
 GET  /info          policies, agents, spaces, checkpoint, limits
@@ -32,7 +32,8 @@ GET  /              with --ui: a page that shows episodes, and lets you play
 
 The address is printed when the server answers. Ctrl-C and SIGTERM end it after
 the requests in flight. Clients on other machines need a token, except for
-/health and /ready, and should get TLS: otherwise it can be read on its way.
+/health and /ready, and should use TLS: without it, others in the network can
+read the token.
 
 examples
   python -m marl_sb3.serve runs/arena
@@ -54,7 +55,7 @@ class ServeOptions:
     checkpoint: Annotated[str | None, cli.CHECKPOINT]
     server: Annotated[cli.ServerOptions, {"default": str(PORT)}]
     reload_s: Annotated[
-        float, Meta(ge=0), "--reload-s S", "seconds between looks for a newer checkpoint, 0 for none; default: 5"
+        float, Meta(ge=0), "--reload-s S", "seconds between checks for a newer checkpoint, 0 for none; default: 5"
     ] = 5.0
     backend: Annotated[
         Literal["torch", "onnx"],
@@ -67,9 +68,9 @@ class ServeOptions:
     against: Annotated[
         Sequence[str],
         "--against WHO",
-        "with --ui: who can be chosen in the page to play against, beside the members of the run's league and its "
+        "with --ui: an opponent that the page offers, besides the members of the run's league and its "
         "checkpoints: a run, a checkpoint, a member of a league, a player of the package such as minimax2, or "
-        "MODULE:CLASS of yours; may be repeated; default: nobody",
+        "MODULE:CLASS of yours; may be repeated; default: no more opponents",
     ]
     search: Annotated[Count, "--search N", f"with --ui: {cli.SEARCH[1]}"] = 0
     max_body: Annotated[
@@ -84,7 +85,7 @@ class ServeOptions:
         float,
         Meta(ge=0, le=3600),
         "--drain-s S",
-        "seconds for which requests are still answered after SIGTERM, while /ready says no; default: 0",
+        "seconds for which requests are still answered after SIGTERM, while /ready answers 503; default: 0",
     ] = 0.0
     verify: Annotated[Path | None, cli.VERIFY, cli.Section("other options")]
     env: cli.OfRunForLog

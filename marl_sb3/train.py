@@ -114,7 +114,7 @@ class TrainOptions:
     stop: Annotated[
         Sequence[str],
         "--stop METRIC=VALUE",
-        "end the run when a metric is at least VALUE; may be repeated; with --resume, none takes away what the "
+        "end the run when a metric is at least VALUE; may be repeated; with --resume, none removes what the "
         "run has; default: train for all env steps, or as the run that is resumed",
     ]
     init_from: Annotated[

@@ -60,9 +60,7 @@ class TuneOptions:
         "10, as many as cost no more than the trials",
     ]
     confirm_best: Annotated[int | None, "--confirm-best B", "number of trials that are trained again; default: up to 3"]
-    no_confirm: Annotated[
-        bool, "--no-confirm", "train none again: best.yml has the best trial, which may be a lucky one; default: off"
-    ]
+    no_confirm: Annotated[bool, "--no-confirm", "train none again: best.yml has the best trial, untested; default: off"]
     study: Annotated[StudyOptions, cli.Section("study")]
     workers: Annotated[int, cli.Section("how it runs"), "--workers N", "processes that run trials; default: 1"] = 1
     ray: Annotated[cli.RayOptions, {"what": "train the trials on Ray, --workers N at a time", "process": "trial"}]

@@ -74,8 +74,8 @@ class WatchOptions:
     against: Annotated[
         str | None,
         "WHO",
-        "who plays the other agents: a run, a checkpoint, a member of a league, random, a player of the package "
-        "such as minimax2, or MODULE:CLASS of yours; default: nobody, the policies play all agents",
+        "plays the other agents: a run, a checkpoint, a member of a league, random, a player of the package "
+        "such as minimax2, or MODULE:CLASS of yours; default: RUN plays all agents",
     ]
     checkpoint: Annotated[str | None, CHECKPOINT]
     episodes: Annotated[PositiveInt, "--episodes N", "number of episodes; default: 5"] = 5
@@ -149,7 +149,7 @@ def plan_of(options: WatchOptions) -> "tuple[GamePlan, str]":
 
 
 def _with_rival(plan: "GamePlan", run: "SavedRun", options: WatchOptions) -> "GamePlan":
-    """Add who plays the other agents, if there is somebody."""
+    """Add the opponent that plays the other agents, if there is one."""
     if options.against is None:
         return plan
     from marl_sb3.runs import named_apart, rival_of

@@ -59,7 +59,7 @@ class RecordEpisodes(MultiAgentCallback):
             return
         algorithm.require_watchable()
         if self._goes_on and not algorithm.parts.callbacks.has_state(f"{type(self).__name__}-0"):
-            words = f"cannot go on with the recording in {self._directory}: the checkpoint knows nothing of it"
+            words = f"cannot go on with the recording in {self._directory}: the checkpoint does not belong to it"
             raise ConfigError(f"{words}; accepted: a new or empty folder", key="record")
         recorder, self._store = recorder_of(
             algorithm.env,

@@ -33,7 +33,7 @@ VERIFY = (
 STOCHASTIC = ("--stochastic", "sample the actions, as in training; default: the run's setting")
 SEARCH = (
     "--search N",
-    "before each action, policies look at N positions in copies of the env; for games of two by turns; default: 0",
+    "before each action, policies look at N positions in copies of the env; for two players in turns; default: 0",
 )
 EPISODES_SEED = ("--seed S", "seed of the episodes and of sampled actions; default: derived from the run's seed")
 
@@ -270,7 +270,7 @@ class RayOptions:
         "default: no Ray",
         Bare("local"),
     ]
-    runner_cpus: Annotated[float | None, "--runner-cpus X", "CPUs that Ray sets aside for each {process}; default: 1"]
+    runner_cpus: Annotated[float | None, "--runner-cpus X", "CPUs that Ray reserves for each {process}; default: 1"]
     ray_runtime_env: Annotated[
         str | None,
         "--ray-runtime-env FILE",

@@ -277,7 +277,7 @@ class ExternalVecEnv(SyncVecEnv):
         for row, seat in enumerate(self._seats):
             silent = seat.episode_id is not None and not seat.reports and now - seat.heard_s > self._timeout_s
             if silent:
-                why = f"its client was silent for {self._timeout_s:g} s"
+                why = f"no report of its client for {self._timeout_s:g} s"
                 self._give_up(row, EpisodeRefusedError(f"the episode was given up: {why}", "unknown"))
 
     def _take_in(self, slot: ExternalSlot, entry: tuple[StepReport, Answer] | None, acted: bool) -> SlotStep:

@@ -172,7 +172,7 @@ def _of_entry_point(env_id: str) -> EnvFactory | None:
     points = {point.value: point for point in entry_points(group=GROUP, name=env_id)}
     origins = [f"{name} of {point.dist.name}" if point.dist else name for name, point in points.items()]
     if len(points) > 1:
-        raise ConfigError(f"several installed packages bring an env {env_id!r}: {', '.join(origins)}", key="env")
+        raise ConfigError(f"several installed packages have an env {env_id!r}: {', '.join(origins)}", key="env")
     if not points:
         return None
     where = f"env {env_id!r}, entry point {origins[0]}"

@@ -46,7 +46,7 @@ class Control(Struct):
     low: list[float] = []  # bounds of the numbers that an action consists of, where there are no choices
     high: list[float] = []
     is_single: bool = False  # the action is a number and no list
-    why_not: str = ""  # why nobody can act for the agent
+    why_not: str = ""  # why a person cannot act for the agent
 
 
 class Insight(Struct):
@@ -366,12 +366,12 @@ class Game:
         """Let a person act for an agent. Numbers are as near to 0 as they may be until the person changes them.
 
         Raises:
-            ConfigError: nobody can act for the agent.
+            ConfigError: a person cannot act for the agent.
             HookError: the rival is code of the user's, has another agent to act for now, and failed.
         """
         control, space = self.controls[agent], self._spaces[agent]
         if control.why_not:
-            raise ConfigError(f"nobody can act for {agent}: {control.why_not}")
+            raise ConfigError(f"a person cannot act for {agent}: {control.why_not}")
         if self.against:
             self._require_players(self.policies, self._pairing, self.against, [*self.persons, agent])
         zeros = np.zeros(space.shape, space.dtype)
@@ -402,7 +402,7 @@ class Game:
             ConfigError: nobody has taken the agent over, or the action is not one of its actions, or not allowed now.
         """
         if agent not in self.persons:
-            raise ConfigError(f"nobody has taken over {agent:.100}")
+            raise ConfigError(f"no person has taken over {agent:.100}")
         space, given = self._spaces[agent], np.asarray(action)
         with np.errstate(invalid="ignore", over="ignore"):  # numbers that do not fit are other ones afterwards
             array = given.astype(space.dtype)

@@ -126,7 +126,7 @@ def opponents_of(against: Against, env: MultiAgentVecEnv, agents: Collection[Age
     """
     if isinstance(against, Mapping):
         if missing := [agent for agent in agents if agent not in against]:
-            words = f"nobody plays {', '.join(missing)}; accepted: an opponent for each of {', '.join(agents)}"
+            words = f"no opponent for {', '.join(missing)}; accepted: an opponent for each of {', '.join(agents)}"
             raise ConfigError(f"against has {', '.join(map(shown, against)) or 'no agent'}: {words}", key="against")
         return {agent: opponents_of(against[agent], env, [agent])[agent] for agent in agents}
     if against == RANDOM:

@@ -87,7 +87,7 @@ class Searcher:
         if len(env.agents) != 2 or not self._games or not all(map(_takes_turns, self._games)):
             raise ConfigError(f"search: this env is another kind; accepted: {accepted}", key="--search")
         if not all((game.metadata or {}).get("shows_everything", True) for game in self._games):
-            words = "players of this game do not see everything, or chance decides: a copy would tell them"
+            words = "the game has hidden information or chance, which copies of the env would show to the players"
             raise ConfigError(f"search: {words}; accepted: games of perfect information", key="--search")
 
     def put(self, step: VecStep, actions: Sequence[Array]) -> None:

@@ -138,7 +138,7 @@ class League(Assignment):
         of_agents = {agent: [p for p, seats in self.seats.items() if agent in seats] for agent in agents}
         self._sides = tuple(_Side(side, self._may_play(side)) for side in self._split(agents, of_agents))
         if len(self._sides) < 2:
-            words = f"there is one side, {', '.join(agents)}: nobody plays against it"
+            words = f"there is one side, {', '.join(agents)}, and no other side to play against"
             raise ConfigError(f"league: {words}; accepted: sides of an env with several agents", key="league.sides")
         for name, bundle in self.bundles.items():
             if not any(self._can_play(self.members[name], side) for side in self._sides):

@@ -157,8 +157,8 @@ def _kl(learner: _Learner) -> Iterator[Finding]:
             value,
             f"about {_KL:g} or less",
             (
-                "Updates change the policy so much that what was collected with the old one says little about the new "
-                "one. Returns may fall and never recover.",
+                "Updates change the policy so much that the rollouts of the old one hardly apply to the new one. "
+                "Returns may fall and never recover.",
                 "A lower learning_rate, or lin_ before it so that it falls; fewer n_epochs; target_kl=0.02, which ends "
                 "an update early.",
             ),
@@ -176,7 +176,7 @@ def _clipping(learner: _Learner) -> Iterator[Finding]:
             middle,
             "0.05 to 0.3",
             (
-                "Many samples have left the clip range before an update is over and teach nothing any more.",
+                "Many samples have left the clip range before an update is over, and no longer have a gradient.",
                 "A lower learning_rate, fewer n_epochs, or larger minibatches (batch_size).",
             ),
             _DETAILS,
@@ -193,7 +193,7 @@ def _stillness(learner: _Learner) -> Iterator[Finding]:
         texts = "Its learning rate is 0: its weights stay as they are.", "Set a learning_rate, if it is to learn."
     else:
         texts = (
-            "Its updates are too small to change what it does.",
+            "Its updates are too small to change its actions.",
             "A higher learning_rate or more n_epochs; if advantages are all 0, look at the rewards.",
         )
     yield learner.finding("the policy hardly changes", "mean_kl_loss", max(quarters), "0.001 to 0.02", texts, "")
@@ -213,9 +213,9 @@ def _values(learner: _Learner) -> Iterator[Finding]:
         explained[-1],
         "0.3 to 1 in the second half of the run",
         (
-            f"The values do not tell good states from bad ones, so that advantages are mostly noise.{worse}",
+            f"The values do not distinguish good states from bad ones, so that advantages are mostly noise.{worse}",
             "A higher vf_coef; networks that are not shared or larger (policy_kwargs.net_arch); normalize_rewards for "
-            "returns in the hundreds; more n_epochs. If nothing that is observed tells the return, no setting will.",
+            "returns in the hundreds; more n_epochs. No setting helps if observations do not determine returns.",
         ),
         f"{_NUTS}; {_LOGGER}",
     )
@@ -236,7 +236,7 @@ def _entropy(learner: _Learner) -> Iterator[Finding]:
             middle,
             f"above {short(lowest)} in the first half of a run that starts at {short(first)}",
             (
-                "The policy takes nearly the same action each time and tries nothing else. That is well only if its "
+                "The policy takes nearly the same action each time and tries nothing else. That is good only if its "
                 "return is as high as it can be.",
                 "A higher ent_coef, such as 0.01; a lower learning_rate.",
             ),
@@ -257,7 +257,7 @@ def _explosions(learner: _Learner) -> Iterator[Finding]:
     """Gradients, or the losses of critics, have grown beyond all bounds."""
     texts = {
         "gradients_global_norm": (
-            "The gradients have grown a thousandfold; clipping them (max_grad_norm) hides it.",
+            "The gradients have grown a thousandfold; their clipping (max_grad_norm) hides this.",
             "A lower learning_rate; normalize_rewards if returns grow as well.",
         ),
         **dict.fromkeys(
@@ -301,7 +301,7 @@ def _randomness(learner: _Learner) -> Iterator[Finding]:
             float(coefficients[-1]),
             "below 1",
             (
-                "The entropy stays below its target, whatever it is worth: the rewards no longer count.",
+                "The entropy stays below its target however large its weight: the rewards no longer count.",
                 "A lower target_entropy, or a fixed ent_coef.",
             ),
             _SAC,
@@ -321,7 +321,7 @@ def _unended(columns: Columns) -> Iterator[Finding]:
             "num_episodes_lifetime",
             float(_last(columns, "num_episodes_lifetime")),
             "many episodes",
-            "There are no returns, so that nothing tells whether anything is learned.",
+            "Without returns it is unknown whether anything is learned.",
             "More env steps, or an env that ends its episodes, such as by a time limit.",
         )
 
@@ -342,7 +342,7 @@ def _returns(columns: Columns) -> Iterator[Finding]:
             f"{_RETURN}_mean",
             last,
             f"about {short(best)}, its best in the run",
-            "The policies have forgotten what they could. The best checkpoint may be much better than the last.",
+            "The policies have become worse. The best checkpoint may be much better than the last.",
             "A learning_rate that falls (lin_ before it), target_kl=0.02, or an end by --stop; --checkpoint best.",
             _NUTS,
         )
@@ -353,9 +353,9 @@ def _returns(columns: Columns) -> Iterator[Finding]:
             f"{_RETURN}_mean",
             last,
             f"clearly above {short(first)}, where it starts",
-            "It has gained less than a tenth of what lies between the best and the worst episodes.",
+            "It has gained less than a tenth of the difference between the best and the worst episodes.",
             "More env steps, another learning_rate, python -m marl_sb3.tune; python -m marl_sb3.doctor checks the env. "
-            "It is well if the first policy is as good as any.",
+            "Ignore this if the first policy is already as good as possible.",
         )
 
 
@@ -397,7 +397,7 @@ def _unpaid(returns: Mapping[AgentID, Column]) -> Iterator[Finding]:
             f"env_runners/agent_episode_returns_mean/{agent}",
             float(known[agent][0]),
             "different numbers",
-            "All that was tried was worth the same, so that nothing could be learned from it.",
+            "All tried actions had the same return, so that nothing could be learned from them.",
             "More exploration, or rewards on the way to a goal that is never reached; python -m marl_sb3.doctor looks "
             "at the rewards of all agents.",
         )
@@ -412,7 +412,7 @@ def _restarts(columns: Columns) -> Iterator[Finding]:
             "fault_tolerance/num_worker_restarts",
             count,
             "0",
-            "Processes that step envs have ended or hung. The training went on as if nothing had happened, but slower.",
+            "Processes that step envs have ended or hung. The training went on with the same result, but slower.",
             "The log says why; python -m marl_sb3.doctor finds envs that crash or hang.",
         )
 

@@ -68,7 +68,7 @@ def ratings(points: Array, at: int | None = None, prior_games: float = 1.0) -> l
     points = sets.sum(axis=0)
     met = np.flatnonzero((points + points.T).any(axis=1))
     if at is not None and at not in met:
-        raise ConfigError(f"player {at} has met nobody; accepted as the one at 0: {met.tolist()}", key="at")
+        raise ConfigError(f"player {at} has played no game; accepted as the one at 0: {met.tolist()}", key="at")
     found: list[Rating | None] = [None] * len(points)
     if len(met):
         strengths, covariance = _fitted(points[np.ix_(met, met)], prior_games)

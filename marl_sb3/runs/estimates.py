@@ -186,7 +186,7 @@ def _warnings(size: float, n: int, fittings: Mapping[AgentID, _Fitted | None]) -
     ]
     if few:
         yield (
-            f"few episodes for the Q of DR ({'; '.join(few)}): it tells little, and DR is about PDIS; at least "
+            f"few episodes for the Q of DR ({'; '.join(few)}): its fit is poor, and DR is about PDIS; at least "
             f"{_PER_NUMBER} decisions for each number would help"
         )
 
@@ -223,7 +223,7 @@ def _judge(
 ) -> Iterator[tuple[RecordedEpisode, _Judged]]:
     algorithm: Any = bundle.policies[rows.policy_id]
     if not isinstance(algorithm, OnPolicyAlgorithm) or initial_states(algorithm, 1):
-        words = f"{type(algorithm).__name__} tells no log-probability of recorded actions"
+        words = f"{type(algorithm).__name__} has no log-probabilities of recorded actions"
         accepted = "accepted: on-policy algorithms without memory, such as PPO"
         raise ConfigError(f"policy {rows.policy_id!r}: {words}; {accepted}", key="on")
     for episode in episodes:

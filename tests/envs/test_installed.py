@@ -82,7 +82,7 @@ def test_an_id_of_two_packages_is_refused(site: Path):
     install(site, "other_plugin", {"toy/script-v0": "other_plugin:Env"})
     importlib.invalidate_caches()
     words = refusal("toy/script-v0")
-    assert words.startswith("several installed packages bring an env 'toy/script-v0': ")
+    assert words.startswith("several installed packages have an env 'toy/script-v0': ")
     assert "toy_plugin:Env of toy_plugin" in words
     assert "other_plugin:Env of other_plugin" in words
 

@@ -335,7 +335,7 @@ def test_actions_of_several_parts_are_those_that_the_mask_allows() -> None:
             type("Leaving", (Third,), {"__init__": lambda self: sys.exit(3)}),
             "Leaving cannot be made for agent 'b': Sys",
         ),
-        ({"c": Third}, "against has 'c': nobody plays b; accepted: an opponent for each of b"),
+        ({"c": Third}, "against has 'c': no opponent for b; accepted: an opponent for each of b"),
     ],
 )
 def test_what_is_no_opponent_is_refused(against: Any, message: str) -> None:

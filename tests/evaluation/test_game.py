@@ -108,8 +108,8 @@ def test_an_insight_has_the_probabilities_that_the_policy_draws_from(game: Game)
         ("agent1", [1.0], "the action of agent1"),
         ("agent1", math.nan, "the action of agent1 is nan"),
         ("agent1", 1e308, "the action of agent1 is 1e"),
-        ("agent2", 1, "nobody has taken over agent2"),
-        ("agent3", 1, "nobody has taken over agent3"),
+        ("agent2", 1, "no person has taken over agent2"),
+        ("agent3", 1, "no person has taken over agent3"),
     ],
 )
 def test_actions_that_are_none_are_refused(game: Game, agent: str, action: Any, words: str) -> None:

@@ -134,7 +134,7 @@ def test_what_cannot_be_searched_is_refused() -> None:
         searching(frames, 5)
     if find_spec("pyspiel"):
         poker = make_vec_env("open_spiel/kuhn_poker", n_envs=1)
-        with pytest.raises(ConfigError, match=r"search: players of this game do not see everything, or chance decides"):
+        with pytest.raises(ConfigError, match=r"search: the game has hidden information or chance"):
             evaluate_policies(searching(untrained("open_spiel/kuhn_poker"), 5), poker, 1)
     with pytest.raises(ConfigError, match=r"search: this env is another kind; accepted: games of two agents that take"):
         evaluate_policies(searching(make("classic/rps-v2").bundle(), 5), env, 1)

@@ -57,7 +57,7 @@ def test_a_player_that_met_nobody_has_no_rating() -> None:
     assert found[2] is None
     assert found[:2] == ratings(points[:2, :2])
     assert ratings(np.zeros((2, 2))) == [None, None]
-    with pytest.raises(ConfigError, match=r"player 2 has met nobody; accepted as the one at 0: \[0, 1\]"):
+    with pytest.raises(ConfigError, match=r"player 2 has played no game; accepted as the one at 0: \[0, 1\]"):
         ratings(points, at=2)
 
 

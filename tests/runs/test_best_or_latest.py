@@ -91,7 +91,7 @@ def test_of_a_team_all_take_the_best(in_tmp: Path, capsys: pytest.CaptureFixture
 def test_of_opponents_all_take_the_latest(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = trained(Hunt)
     reason = "the agents' returns oppose each other: that of a is higher where the others' are lower, in 100 % of"
-    why = f"ckpt-000012 is the latest: {reason} 106 pairs of episodes, so that {METRIC} does not tell which is the best"
+    why = f"ckpt-000012 is the latest: {reason} 106 pairs of episodes, so that {METRIC} does not show which is the best"
     assert_all_take(run, "ckpt-000012", why, capsys)
     best = marl_sb3.load_policies("run", "best")
     assert best.checkpoint_why.startswith(f"{best.checkpoint} is the best by {METRIC} (")

@@ -402,7 +402,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
             ConfigError: the envs are rolled out in shards.
         """
         if self._runner.watchers is None:
-            words = "the envs are rolled out in shards, where nobody can follow the steps of all envs"
+            words = "the envs are rolled out in shards, where no process has the steps of all envs"
             raise ConfigError(f"{words}; accepted: n_shards=0, without runners and Ray", key="n_shards")
 
     def add_watcher(self, watcher: ActingWatcher) -> None:

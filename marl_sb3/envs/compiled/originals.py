@@ -86,7 +86,7 @@ def why_not_original(modules: Iterable[str], env: Any, anew: Callable[[types.Mod
         module = importlib.import_module(name)
         digest = digest_of(module)
         if digest not in KNOWN.get(name, ()):
-            return f"the twin does not know this version of {name}"
+            return f"this version of {name} has no compiled one"
         made = _made_again(module, digest)
         replaced = _Comparison(module, made).of_members(vars(module), vars(made), name)
         if replaced is not None:

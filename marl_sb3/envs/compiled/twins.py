@@ -80,9 +80,9 @@ class Twin(ABC):
         try:
             twin = BatchedVecEnv(self.make(factory, 1, **env_kwargs), 0)
         except (TypeError, ValueError, AttributeError) as error:  # settings of another type, or another version
-            return f"its compiled twin does not take its settings: {error}"
+            return f"the compiled version does not take its settings: {error}"
         found = first_difference(original, twin, SAMPLE_STEPS, seed=0, tolerance=TOLERANCE)
-        return None if found is None else f"its compiled twin differs: {found}"
+        return None if found is None else f"the compiled version differs: {found}"
 
 
 def _wrappers(env: Any) -> Iterator[Any]:

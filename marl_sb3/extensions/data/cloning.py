@@ -31,14 +31,14 @@ _SQUARES = ("step", "exp_avg_sq")  # of Adam, which are never negative
 class CloningOptions:
     """How policies are cloned."""
 
-    epochs: PositiveInt = 100  # most passes over the data
+    epochs: PositiveInt = 100  # maximum number of passes over the data
     # transitions in a minibatch; policies with memory take whole episodes of about as many
     batch_size: PositiveInt = 256
     learning_rate: PositiveFloat = 1e-3  # of Adam
     # share of the episodes that are kept apart; their loss decides when to stop, and which weights stay
     validation: Fraction = 0.1
     patience: PositiveInt = 10  # passes without a lower loss of these episodes after which a policy is done
-    entropy_coefficient: NonNegativeFloat = 0.0  # how much of the policy's entropy is taken off its loss; 0: nothing
+    entropy_coefficient: NonNegativeFloat = 0.0  # weight of the policy's entropy, subtracted from its loss
 
     def __post_init__(self) -> None:
         kinds = {"epochs": PositiveInt, "batch_size": PositiveInt, "learning_rate": PositiveFloat}

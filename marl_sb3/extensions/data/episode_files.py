@@ -204,7 +204,7 @@ class Group:
         if form.get_layout() == h5py.h5d.VIRTUAL or form.get_external_count():
             raise ValueError(f"{where} has its values in another file; accepted: what is in the file itself")
         if form.get_nfilters():
-            raise ValueError(f"{where} is compressed; accepted: values as they are, as Minari writes them")
+            raise ValueError(f"{where} is compressed; accepted: uncompressed values, as Minari writes them")
         return found, where
 
     def _require_there(self, size: int, where: str) -> None:

@@ -47,7 +47,7 @@ class RaySettings:
     # number of runners, each a process on the cluster. None: one for each CPU of this machine, at most one for each
     # shard.
     runners: PositiveInt | None = None
-    num_cpus: PositiveFloat = 1.0  # CPUs that Ray sets aside for each runner
+    num_cpus: PositiveFloat = 1.0  # CPUs that Ray reserves for each runner
     runtime_env: Named | None = None  # Ray's `runtime_env` of the runners: what their envs need. None: nothing.
     start_timeout_s: PositiveFloat = 180.0  # seconds that the runners may take to start
     # seconds that a runner may take for a round before it is killed and replaced

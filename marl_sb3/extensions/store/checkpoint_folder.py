@@ -131,7 +131,7 @@ class CheckpointFolder:
         best_first = self._scores()
         unfit = _newest(best_first).unfit if best_first else None
         if unfit is not None and which is None:
-            reason = f"{unfit}, so that {best_first[0].metric} does not tell which is the best"
+            reason = f"{unfit}, so that {best_first[0].metric} does not show which is the best"
             return [(name, f"{name} is the latest: {reason}") for name in newest_first]
         but = "" if unfit is None else f"; but {unfit}"
         best = [(score.name, f"{score.name} is the best by {score}{but}") for score in best_first]

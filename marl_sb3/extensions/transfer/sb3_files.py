@@ -178,7 +178,7 @@ def sb3_weights(path: str | Path, max_bytes: int, *, trust_pickle: bool) -> dict
             raise ConfigError("policy.pth does not hold tensors by name")
         return dict(weights)
     except pickle.UnpicklingError as error:  # not shown: its message advises to load the file without protection
-        raise ConfigError(f"{path}: policy.pth holds something besides tensors", key="init_from") from error
+        raise ConfigError(f"{path}: policy.pth has more than tensors", key="init_from") from error
     except Exception as error:
         reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
         raise ConfigError(f"{path} is not a valid SB3 zip: {reason}", key="init_from") from error

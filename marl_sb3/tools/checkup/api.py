@@ -59,7 +59,7 @@ def examine(
     isolated: bool = True,
     on_call: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Play an env for a few seconds with random actions, and report what would go wrong in training.
+    """Play an env for a few seconds with random actions, and report mistakes that would harm a training.
 
     Args:
         env: an env id as on the command line, or a factory, as for `make_vec_env`.

@@ -137,7 +137,7 @@ def _try_rewards(subject: EnvUnderTest, check: str, change: Callable[[Any], Call
                         agent = differs.what.removeprefix("reward of ")
                         both = step, player.episode.steps[-1]
                         paid, due = ({str(who): paid for who, paid in each.rewards.items()}.get(agent) for each in both)
-                        what = f"reward {paid}; without rewards that were paid before it is {due}"
+                        what = f"reward {paid}; without earlier rewards it is {due}"
                         subject.evidence.report(check, episode.seen(step, what, agent))
                     return
 

@@ -167,7 +167,7 @@ def match(
     code = _code([opponents] if isinstance(opponents, str) else opponents)
     named = _named([players] if isinstance(players, (str, Path)) else players, code)
     if not named and not code:
-        words = "nobody is named, and a match needs two players; accepted: runs, --opponent random or MODULE:CLASS"
+        words = "no player is given, and a match needs two; accepted: runs, --opponent random or MODULE:CLASS"
         raise ConfigError(words, key="run")
     paths = {label: each for label, each in named.items() if isinstance(each, Path)}
     with ExitStack() as cleanup:
@@ -259,7 +259,7 @@ class _Games:
         if not seatings:
             able = ", ".join(f"{player.name} plays {', '.join(player.sides)}" for player in players)
             words = f"no two players take all sides ({', '.join(sides)}): {able}"
-            raise ConfigError(f"{words}; accepted: somebody for the others, such as --opponent random", key="run")
+            raise ConfigError(f"{words}; accepted: also a player of the others, such as --opponent random", key="run")
         self.seatings = list(seatings)  # the player on each side; with two sides, each is one of two orders
         # By seating: each agent's return in each episode, (n, A), in the order of their seeds; NaN where it has none.
         self._returns: dict[tuple[int, ...], Array] = {}

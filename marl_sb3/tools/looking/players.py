@@ -98,7 +98,7 @@ def sides_of(bundles: Sequence[PolicyBundle], agents: Sequence[AgentID], asked: 
     """
     if len(agents) < 2:
         words = f"the env has one agent, {shown(agents[0])}"
-        raise ConfigError(f"{words}: there is nobody to play against; accepted: an env with several", key="env")
+        raise ConfigError(f"{words}: there is no opponent; accepted: an env with several agents", key="env")
     if asked:
         listed = [agent for side in asked for agent in side]
         wrong = [agent for agent in listed if agent not in agents or listed.count(agent) > 1]
@@ -203,7 +203,7 @@ def players_of(
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"player {shown(twice)} is given twice; accepted: different ones", key="run")
     if len(found) < 2:
-        words = f"{', '.join(names) or 'nobody'} alone: a match needs two players; accepted: more runs, "
+        words = f"{', '.join(names) or 'no player'} alone: a match needs two players; accepted: more runs, "
         raise ConfigError(f"{words}--opponent random or MODULE:CLASS, or --checkpoints all", key="run")
     return found
 

@@ -472,7 +472,7 @@ def policy_server(
 # --- OpenAPI ---------------------------------------------------------------------------------------------------------
 
 _PATHS: Mapping[str, tuple[str, str, Any]] = {  # path -> method, summary, answer
-    "/health": ("get", "Whether the process lives", Health),
+    "/health": ("get", "Whether the process is alive", Health),
     "/ready": ("get", "Whether it accepts requests; 503: it is ending", Readiness),
     "/metrics": ("get", "Metrics in Prometheus's text format", None),
     "/info": ("get", "Policies, agents, spaces, checkpoint, limits", Info),

@@ -43,7 +43,7 @@ from marl_sb3.tools.serving.metrics import (
 
 _log = logging.getLogger(__name__)
 
-# Whether the process lives, and whether it accepts requests: what starts and routes to servers asks without a token.
+# Whether the process is alive, and whether it accepts requests: what starts and routes to servers asks without a token.
 _PROBES = ("/health", "/ready")
 _MAX_HEAD_BYTES = 65_536  # of a request line with its headers
 _ACCEPT_AGAIN_S = 0.05  # after a connection could not be accepted

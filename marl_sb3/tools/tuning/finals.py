@@ -241,7 +241,7 @@ def decide(study: TuneStudy) -> Recommendation | None:
     if race is None:
         best = study.best_trial
         words = f"Trial {best.number} has the best value, {number(value_of(best))}, of one training each."
-        luck = "It was not compared with the preset, and the best of many values is partly luck."
+        luck = "It was not compared with the preset, and the best of many values is partly the best by chance."
         return Recommendation(best, f"{words} {luck}")
     if race.missing():
         return None

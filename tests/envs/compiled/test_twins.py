@@ -257,7 +257,7 @@ REPLACED: dict[str, tuple[str, str, Any, str, Any]] = {
     "rewards of the arena": ("arena", "ArenaEnv.step", ArenaEnv, "step", lambda *_: None),
     "rules of the arena": ("marl_sb3/arena-v0", "rules.initial_state", rules, "initial_state", lambda *_: None),
     "pond": ("waterworld", "WaterworldEnv.step", WaterworldEnv, "step", lambda *_: None),
-    "version": ("CartPole-v1", "not know this version", KNOWN, "gymnasium.envs.classic_control.cartpole", ("0",)),
+    "version": ("CartPole-v1", "has no compiled one", KNOWN, "gymnasium.envs.classic_control.cartpole", ("0",)),
 }
 
 

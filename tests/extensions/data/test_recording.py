@@ -176,7 +176,7 @@ def test_folders_that_hold_something_else_are_refused_before_a_run_is_made(recor
         train(tmp_path / "run", record=tmp_path / "a\udcff")
     assert {path.name for path in tmp_path.iterdir()} == {"other"}
     train(tmp_path / "run", 60)
-    with pytest.raises(ConfigError, match="the checkpoint knows nothing of it"):
+    with pytest.raises(ConfigError, match="the checkpoint does not belong to it"):
         marl_sb3.train(resume=tmp_path / "run", record=directory, timesteps=60, progress_bar=False)
 
 

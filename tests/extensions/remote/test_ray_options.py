@@ -120,7 +120,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[FakeRay, Con
 
 def test_nobody_answers(connect: Callable[..., tuple[FakeRay, Connection]]) -> None:
     """Ray itself would try for two minutes, and then end the process."""
-    with pytest.raises(ConfigError, match=r"nobody answers at '127\.0\.0\.1:9'"):
+    with pytest.raises(ConfigError, match=r"there is no cluster at '127\.0\.0\.1:9'"):
         connect("127.0.0.1:9")
 
 

@@ -316,7 +316,7 @@ def test_the_best_is_taken_and_said_unless_the_returns_oppose_each_other(tmp_pat
     assert folder.choose() == ("ckpt-000002", "ckpt-000002 is the best by return (5.25)")
     assert folder.load(None).why == folder.load("best").why == "ckpt-000002 is the best by return (5.25)"
     save(folder, 4, 3.0, opposed="their sum is 1")
-    latest = "ckpt-000004 is the latest: their sum is 1, so that return does not tell which is the best"
+    latest = "ckpt-000004 is the latest: their sum is 1, so that return does not show which is the best"
     assert folder.choose() == ("ckpt-000004", latest)
     assert folder.load(None).why == latest
     assert folder.load("best").why == "ckpt-000002 is the best by return (5.25); but their sum is 1"

@@ -287,7 +287,7 @@ def test_a_player_takes_the_sides_alone_whose_spaces_it_was_trained_for(tmp_path
     ]
     with pytest.raises(ConfigError, match="search: this env is another kind"):
         played({"run": path, "zero": Always(0)}, limits={"left": 10, "right": 5}, search=1)
-    with pytest.raises(ConfigError, match=r"\(left, right\): one plays left, two plays left; accepted: somebody"):
+    with pytest.raises(ConfigError, match=r"\(left, right\): one plays left, two plays left; accepted: also a player"):
         played({"one": path, "two": load_policies(path)}, limits={"left": 10, "right": 5})
     players = {"run": path, "zero": Always(0), "one": Always(1)}
     unfair = played(players, "uphill", limits={"left": 10, "right": 5})
@@ -429,7 +429,7 @@ def test_ratings_of_checkpoints_are_a_curve_on_the_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "nobody is named, and a match needs two players; accepted: runs, --opponent random or MODULE:CLASS"),
+        ("", "no player is given, and a match needs two; accepted: runs, --opponent random or MODULE:CLASS"),
         ("RUN", "run alone: a match needs two players; accepted: more runs, --opponent random"),
         ("RUN RUN", "a player is given twice; accepted: different ones"),
         ("RUN --opponent random --opponent random", "an opponent is given twice"),

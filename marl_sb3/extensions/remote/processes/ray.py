@@ -55,14 +55,14 @@ def answering(address: str) -> str:
     Ray itself would try for minutes and then end the process.
 
     Raises:
-        ConfigError: nobody answers, or the cluster wants a token.
+        ConfigError: there is no cluster at the address, or it needs a token.
     """
     cluster = _cluster_of_this_machine() if address == AUTO else address
     host, _, port = cluster.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        raise _refused(f"ray: nobody answers at {address!r}: {error}; {_ACCEPTED}") from error
+        raise _refused(f"ray: there is no cluster at {address!r}: {error}; {_ACCEPTED}") from error
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", cluster]
     try:
         probe = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)
@@ -115,7 +115,7 @@ class Connection:
             the machine.
 
     Raises:
-        ConfigError: Ray is not installed, nobody answers at the address, the cluster has other versions, or Ray does
+        ConfigError: Ray is not installed, the address has no cluster, the cluster has other versions, or Ray does
             not accept the `runtime_env`.
     """
 

@@ -215,7 +215,7 @@ def _r_squared(fitted: Array, judged: Array, column: int) -> float:
 
 
 @check("observation-before-step", WARNING, "an observation looks like the one before the step",
-       why="A policy that sees the state too late cannot know what its actions do.",
+       why="A policy that sees the state too late cannot learn the effect of its actions.",
        remedy="Observe after everything has moved. If the first action cannot be seen in the first step, leave it.",
        after="replays")  # fmt: skip
 def _before_step(evidence: Evidence) -> Iterator[Seen]:

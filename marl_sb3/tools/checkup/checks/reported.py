@@ -5,7 +5,7 @@ from __future__ import annotations
 from marl_sb3.tools.checkup.finding import ADVICE, CHECKS, FAULT, WARNING, Check
 
 _SEEDING = "Make a generator in reset(): self.rng = np.random.default_rng(seed); draw from it alone."
-_PAID = "The agent learns that its action was worth more than it was."
+_PAID = "The agent learns too high values of its actions."
 
 CHECKS += [
     Check("interface", FAULT, "the env lacks a part of the ParallelEnv interface",
@@ -47,7 +47,7 @@ CHECKS += [
           why="No run can be repeated or resumed exactly, and comparisons between settings are noisier.",
           remedy=f"{_SEEDING} Seed spaces too if the env samples from them."),
     Check("seed-ignored", FAULT, "reset(seed=...) does not seed the env",
-          why="All envs of a vectorizer play the same episodes, so more envs bring no more experience.",
+          why="All envs of a vectorizer play the same episodes, so more envs give no additional experience.",
           remedy=_SEEDING),
     Check("state-leaks", FAULT, "an episode depends on the episodes before it",
           why="No episode can be repeated from its seed, as exact resumes and evaluations do.",
@@ -59,16 +59,16 @@ CHECKS += [
     Check("same-for-every-seed", ADVICE, "the env's seed has changed nothing",
           why="If the env should be random, its seed is not used, or its randomness is rare.",
           remedy=f"Nothing if the env is meant to be deterministic. {_SEEDING}"),
-    Check("cumulative-rewards-kept", FAULT, "an agent is paid its old rewards in each turn again",
+    Check("cumulative-rewards-kept", FAULT, "an agent gets its earlier rewards again in each turn",
           why=_PAID,
           remedy="Set self._cumulative_rewards[agent] = 0 at the start of the agent's step()."),
-    Check("old-rewards-paid", WARNING, "a reward is paid again in the steps of other agents",
+    Check("old-rewards-paid", WARNING, "a reward is given again in the steps of other agents",
           why=_PAID,
           remedy="Call self._clear_rewards() in each step(), before rewards are set and accumulated."),
-    Check("state-not-restored", FAULT, "set_state(get_state()) does not bring the env back",
+    Check("state-not-restored", FAULT, "set_state(get_state()) does not restore the env",
           why="A resumed run goes on from a different state.",
           remedy="Let get_state() return everything that an episode changes, the state of random generators too, as "
-                 "plain data and arrays, and set_state() put it back, in a new env as well."),
+                 "plain data and arrays, and set_state() restore it, in a new env as well."),
     Check("memory-grows", WARNING, "the env keeps more memory with every step",
           why="A training run takes millions of steps, and ends when the memory is full.",
           remedy="Look for lists, dictionaries and caches that grow with each step, and empty them in reset()."),

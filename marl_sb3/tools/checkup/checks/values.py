@@ -230,7 +230,7 @@ def _bytes_in(value: Any) -> int:
 
 
 @check("action-mask", FAULT, "an action mask is wrong",
-       why="A policy that knows masks has no action to take, or takes a forbidden one.",
+       why="A policy with masks has no action to take, or takes a forbidden one.",
        remedy="Return a mask with an entry for each action, at least one of them true, for each agent that acts next.",
        )  # fmt: skip
 def _mask_faults(evidence: Evidence) -> Iterator[Seen]:
