@@ -183,7 +183,7 @@ def _files(run: Run) -> Iterator[str]:
     if run.checkpoint is not None:
         yield f"checkpoint: {files.as_shown(files.checkpoints.path / run.checkpoint)}"
     if run.checkpoint_why and run.policy_files:
-        yield f"policies below, as evaluate and export take them: {run.checkpoint_why}"
+        yield f"evaluate and export take these policies: {run.checkpoint_why}"
     if len(run.policy_files) > _MOST_POLICIES:
         yield f"policies: {files.as_shown(files.policies)} ({len(run.policy_files)} SB3 zips)"
     else:

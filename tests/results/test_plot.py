@@ -96,7 +96,7 @@ def test_axes_and_smoothing(runs: Path) -> None:
     assert points_of(record, RETURN, smooth=2)[1].tolist() == [0, 0.5, 1.5, 4]
     figure = draw_up(group_by_settings([record]), smooth=2)
     assert figure.caption == "moving average over 2 iterations"
-    assert figure.notes == ("one run each: there is no interval",)
+    assert figure.notes == ("one run each, so there is no interval",)
     assert figure.panels[0].curves[0].low is None
 
 

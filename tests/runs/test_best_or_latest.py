@@ -64,7 +64,7 @@ def assert_all_take(run: marl_sb3.Run, name: str, why: str, capsys: pytest.Captu
     assert (shown["checkpoint"], shown["checkpoint_why"]) == (name, why)
     assert export.main(["run", "--env", env, "--out", "out"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == why
-    assert f"policies below, as evaluate and export take them: {why}\n" in printed(print_summary, run)
+    assert f"evaluate and export take these policies: {why}\n" in printed(print_summary, run)
     again = trained_from("run", env)
     assert f"weights from run: {why}\n" in printed(print_start, again)
     expected = taken.policies["shared"].policy.state_dict()

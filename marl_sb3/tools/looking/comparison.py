@@ -261,7 +261,7 @@ def _other_lengths(groups: Groups, metric: str) -> list[str]:
         return []
     first, *others = (f"{label} at {end:,.0f}" for label, end in ends.items())
     words = ", ".join([f"{first} env steps", *others])
-    return [f"last values are compared, of runs that end elsewhere: {words}"]
+    return [f"runs end at different env steps, and their last values are compared: {words}"]
 
 
 def _reached(groups: Groups, label: str, metric: str, sign: float, threshold: float) -> Reached:

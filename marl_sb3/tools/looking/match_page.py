@@ -86,11 +86,11 @@ def sentences(found: Match) -> list[str]:
     lines = [] if found.opposed is None else [found.opposed]
     if found.opposed is None:
         why = found.doubt or "no side wins what the others lose"
-        lines.append(f"{why}, so that nobody is rated: the mean returns of each side tell how good the players are")
+        lines.append(f"{why}, so there are no ratings: compare the mean returns of each side")
     if found.unfair is not None:
-        words = f"side {_side(found.unfair)} has won nearly every episode that anybody won, whoever played it"
+        words = f"side {_side(found.unfair)} has won nearly every episode that was not drawn, with any player"
         lines.append(
-            f"{words}: who wins here has the higher sum of mean returns over both sides, in the two episodes of a seed"
+            f"{words}: so a player wins by the higher sum of mean returns over both sides, in the episodes of a seed"
         )
     for cycle in found.cycles[:_MOST_CYCLES]:
         ring = " > ".join([*cycle.players, cycle.players[0]])

@@ -29,7 +29,7 @@ from marl_sb3.tools.looking.players import Player, Sides, game_of, labels, playe
 from marl_sb3.types import AgentID, Array
 
 _ROUNDING = 1e-4  # of returns: rewards are float32
-_UNFAIR = 0.95  # share of the episodes that anybody won, above which a side wins by itself
+_UNFAIR = 0.95  # share of the episodes that were not drawn, above which a side wins by itself
 _BEST = 10  # players among whom cycles are looked for
 _NOBODY = PolicyBundle({}, {}, {}, {})
 _Episodes = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # a number of them; floats hold these exactly
@@ -78,7 +78,7 @@ class Match:
     players: list[Entrant]
     opposed: str | None  # how the agents' returns oppose each other; None if they do not: nobody wins then
     doubt: str | None  # why it is not certain that they do not
-    # the side that won more than 95 % of the episodes that anybody won, whoever played it: a player wins then by the
+    # the side that won more than 95 % of the episodes that were not drawn, with any player: a player wins then by the
     # higher sum of mean returns over both sides, in the two episodes of one seed. None: it wins single episodes
     unfair: str | None
     points: list[list[Points | None]]  # of the row against the column
@@ -380,7 +380,7 @@ class _Games:
         return found.words(), found.doubt()
 
     def _unfair(self) -> str | None:
-        """Return the one of two sides that has won nearly all episodes that anybody won; None if there is none.
+        """Return the one of two sides that has won nearly all episodes that were not drawn; None if there is none.
 
         Games that two players have played in one order alone do not count: the players may have decided them.
         """
@@ -406,8 +406,8 @@ class _Games:
                     counts += [(margins > 0).sum(), (margins < 0).sum()]
             most, total = most + int(counts.max()), total + int(counts.sum())
         if most > _UNFAIR * total:
-            words = "which side is played by one player alone has decided nearly every episode that anybody won"
-            yield f"{words}: points say little about players; --agents (sides=) names the agents of a team"
+            words = "the side that a single player plays has won or lost nearly every episode that was not drawn"
+            yield f"{words}, so points do not compare players; --agents (sides=) names the agents of a team"
 
     def _won(self, one: int, two: int, *, paired: bool) -> Array:
         """Return what a player has won against another, (orders of the sides, episodes): 1, or 0.5 for a draw.

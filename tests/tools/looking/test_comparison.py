@@ -97,7 +97,10 @@ def test_runs_of_other_lengths_are_said(runs: Path) -> None:
         write_run(runs / "long" / str(seed), [float(seed)] * 6, seed=seed)
     notes = marl_sb3.compare({"weak": runs / "weak", "long": runs / "long"}).notes
     assert "weak: runs end between 300 and 400 env steps; where one has ended, the curve is that of the others" in notes
-    assert "last values are compared, of runs that end elsewhere: weak at 300 env steps, long at 600" in notes
+    assert (
+        "runs end at different env steps, and their last values are compared: weak at 300 env steps, long at 600"
+        in notes
+    )
 
 
 def test_less_may_be_better(runs: Path) -> None:

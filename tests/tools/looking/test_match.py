@@ -157,7 +157,7 @@ def test_each_player_takes_each_side_in_the_same_episodes() -> None:
     others = high.against_others["right"]  # means over episodes of the same seed
     assert (others.n, others.sd) == (6, pytest.approx(drawn.sd))
     assert low.rating is None
-    assert "so that nobody is rated" in sentences(found)[-1]
+    assert "so there are no ratings" in sentences(found)[-1]
     again, other = (played(players, "apart", seed=seed) for seed in (0, 1))
     assert again == found
     assert means(other.returns["left"]) != means(found.returns["left"])
@@ -191,7 +191,7 @@ def test_where_one_side_always_wins_both_orders_of_a_seed_count_together() -> No
     assert means(found.returns["left"])[0] == [100.0, 95.5, 97.5]
     points = [[None if cell is None else (cell.won, cell.drawn, cell.lost) for cell in row] for row in found.points]
     assert points == [[None, (0, 0, 6), (0, 0, 6)], [(6, 0, 0), None, (6, 0, 0)], [(6, 0, 0), (0, 0, 6), None]]
-    assert "side left has won nearly every episode that anybody won, whoever played it" in sentences(found)[-1]
+    assert "side left has won nearly every episode that was not drawn, with any player" in sentences(found)[-1]
 
 
 def test_luck_against_all_others_makes_the_interval_of_a_rating_wider() -> None:
@@ -205,8 +205,8 @@ def test_luck_against_all_others_makes_the_interval_of_a_rating_wider() -> None:
 
 def test_a_team_that_is_apart_is_noted() -> None:
     limits = {"a": 10, "b": 10, "c": 10}
-    words = "which side is played by one player alone has decided nearly every episode that anybody won"
-    assert played(pay="team", limits=limits).notes[0].startswith(f"{words}: points say little about players; --agents")
+    words = "the side that a single player plays has won or lost nearly every episode that was not drawn"
+    assert played(pay="team", limits=limits).notes[0].startswith(f"{words}, so points do not compare players; --agents")
     for found in (played(limits=limits), played(pay="team", limits=limits, sides=[["a", "b"]])):
         assert not [note for note in found.notes if words in note]
 
