@@ -99,7 +99,7 @@ class CurriculumCallback(MultiAgentCallback):
             result["curriculum"][self._name] = self.task
 
     def on_iteration_end(self, result: Result) -> bool:
-        """Go on to another task if it is time."""
+        """Set the next task if it is due."""
         if self._next_task is None:
             if self.stage < len(self._stages) - 1 and self._is_mastered(result):
                 self._begin_stage(self._stages[self.stage + 1], result)

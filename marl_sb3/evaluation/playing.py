@@ -301,7 +301,7 @@ def evaluate_against_random(
 ) -> Result:
     """Measure what each policy gains over a random one in its seat, where all other agents act at random.
 
-    It tells how good policies are in games in which one agent wins what the others lose.
+    It measures how good policies are in games in which one agent wins what the others lose.
 
     Args:
         algo, env, deterministic, seed: see `play_episodes`.

@@ -58,8 +58,8 @@ class League(Assignment):
     """Chooses who plays whom in each episode; an object of it is given as `policy_mapping_fn`.
 
     In a share of the episodes (`self_play`) the present policies play all sides. In the others one of them, drawn
-    among all that learn, plays one side, and members of the pool play the others. Members only play. Snapshots of one
-    policy act in one batch.
+    among all that learn, plays one side, and members of the pool play the others. Members do not learn. Snapshots of
+    one policy act in one batch.
 
     Args:
         seats: policy id -> the agents that it may play, for each policy that learns; the first one of an agent plays
@@ -75,7 +75,7 @@ class League(Assignment):
         first_weights: exploiter -> the weights with which it begins anew.
 
     Raises:
-        ConfigError: a setting is wrong, or there is nobody to play against.
+        ConfigError: a setting is wrong, or there is no opponent.
     """
 
     runner = "league"  # see `ASSIGNED_RUNNERS`
@@ -128,7 +128,7 @@ class League(Assignment):
         """Return the policies that learn, by agent; the sides follow from them.
 
         Raises:
-            ConfigError: sides or seats do not fit the agents, or nobody has an opponent.
+            ConfigError: sides or seats do not fit the agents, or no side has an opponent.
         """
         for policy_id, seats in self.seats.items():
             unknown = [agent for agent in seats if agent not in agents]
@@ -305,7 +305,7 @@ class League(Assignment):
         return is_old or (share is not None and share >= exploiter.reset_above)
 
     def begin_anew(self, name: PolicyID, iteration: int) -> None:
-        """Forget the results of an exploiter, which begins anew."""
+        """Remove the results of an exploiter, which begins anew."""
         self._begun[name] = iteration
         self._means.pop(name, None)
         self.scores[name] = {}
@@ -315,7 +315,7 @@ class League(Assignment):
             member.scores.pop(name, None)
 
     def add(self, member: Member) -> list[Member]:
-        """Add a snapshot to the pool, with the results of its policy so far; returns who leaves a full one."""
+        """Add a snapshot to the pool, with the results of its policy; returns the members that a full pool removes."""
         own = self.scores[str(member.policy_id)]
         self.members[member.name] = replace(member, scores=dict(own))
         alike = [each for each in self.members.values() if each.policy_id == member.policy_id]

@@ -59,7 +59,7 @@ class Figure:
     panels: Sequence[Panel]  # a panel for each metric
     x_label: str  # what the x axis counts
     caption: str = ""  # the statistic, the band, the number of runs and the smoothing
-    # what a reader has to know besides, such as runs of other lengths
+    # further remarks for the reader, such as runs of other lengths
     notes: Sequence[str] = field(default_factory=tuple)
     title: str = ""  # of a picture or page of its own: the names of the envs
 

@@ -37,9 +37,9 @@ def ratings(points: Array, at: int | None = None, prior_games: float = 1.0) -> l
     games against one imagined player. They count less the more games there are. The intervals follow from the curvature
     of the likelihood at its maximum, and not from a bootstrap, which finds the same result in all resamples where a
     player has won every game. Draws make them wider than they need to be. Sets of games, such as those of one seed,
-    make them wider where the results in a set go together, as those of a lucky player against all others do: the
-    variance is then that of the sets (White, "Maximum likelihood estimation of misspecified models", Econometrica 50,
-    1982; Liang and Zeger, Biometrika 73, 1986).
+    make them wider where the results in a set are correlated: the variance is then that
+    of the sets (White, "Maximum likelihood estimation of misspecified models", Econometrica 50, 1982; Liang and Zeger,
+    Biometrika 73, 1986).
 
     Args:
         points: (n, n), what i has won against j: 1 for each win, 0.5 for each draw; the diagonal does not count. Or
@@ -48,11 +48,11 @@ def ratings(points: Array, at: int | None = None, prior_games: float = 1.0) -> l
         prior_games: more than 0.
 
     Returns:
-        One for each player; None for those that have met nobody.
+        One for each player; None for those without a game.
 
     Raises:
-        ConfigError: the points are no square of finite numbers from 0 on, there are no prior games, or the player at 0
-            has met nobody.
+        ConfigError: the points are no square of finite numbers from 0 on, there are no prior games, or the player at
+            0 has no game.
     """
     try:
         sets = np.array(points, dtype=np.float64)

@@ -33,11 +33,11 @@ def nash_conv(
     deterministic: bool = False,
     **env_kwargs: Any,
 ) -> Result:
-    """Measure how much players could win more by best responses, exactly: the NashConv of policies.
+    """Compute exactly how much more players could win by best responses: the NashConv of policies.
 
-    The policies are asked in every information state of the game, and become a table. OpenSpiel then computes, for each
-    player, the best response to the others. In a game of two players whose returns sum to 0, the NashConv is 0 if and
-    only if the policies are an equilibrium.
+    The probabilities of the policies in every information state of the game become a table. OpenSpiel then computes,
+    for each player, the best response to the others. In a game of two players whose returns sum to 0, the NashConv is 0
+    if and only if the policies are an equilibrium.
 
     Args:
         policies: a run, its folder, one of its checkpoints or a member of its league; or policies by themselves.
@@ -49,8 +49,8 @@ def nash_conv(
 
     Returns:
         `nash_conv`, the sum of `gains`; `exploitability`, their mean; `gains`, what each agent would win more by a best
-        response to the others, and `returns`, what it is paid on average, by agent; and `information_states`. Of a run
-        whose league has a pool, `pool`: the same of players who draw one of the snapshots of their policies for each
+        response to the others, and `returns`, its mean return, by agent; and `information_states`. Of a run
+        whose league has a pool, `pool`: the same of players that take one of the snapshots of their policies for each
         game, each with the same probability; with `snapshots`, how many there are, by agent.
 
     Raises:

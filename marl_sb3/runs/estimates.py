@@ -78,7 +78,7 @@ class OffPolicyEvaluation:
     effective_episodes: float  # effective sample size of the weights of whole episodes
     num_episodes: int  # joint episodes
     gamma: float  # discount factor
-    warnings: Sequence[str]  # what is to be known before the numbers are believed
+    warnings: Sequence[str]  # reasons to doubt the estimates
 
     def to_plain(self) -> dict[str, Any]:
         """Return everything as plain data for JSON."""
@@ -118,7 +118,7 @@ def estimate_policies(
 
     A doubly robust estimate needs `Discrete` actions. Its Q is linear in the one-hot or flat observations and the time,
     with weights for each action; it is fitted by LSTD-Q on one half of the episodes for the other half, so that it
-    brings no bias, and counts as far as it lowers the variance. The intervals redraw it with the episodes.
+    adds no bias, and is weighted as far as it lowers the variance. The intervals redraw it with the episodes.
 
     Args:
         policies: those to estimate; on-policy algorithms without memory.

@@ -105,8 +105,8 @@ class PolicyByAgent:
                 MaskablePPO needs one: here, or in an observation `{"observation": ..., "action_mask": ...}` as
                 PettingZoo's games give them.
             deterministic: the most likely action instead of a sampled one.
-            rewards: what each agent has been paid since its previous action, one number, or n; needed for policies
-                with `previous_reward`, but for the start of an episode. Others take no notice.
+            rewards: the reward of each agent since its previous action, one number, or n; needed for policies with
+                `previous_reward`, except at the start of an episode. Other policies ignore it.
 
         Returns:
             The actions, and the state for the next call, which has the agents whose policies have memory: recurrent
@@ -251,7 +251,7 @@ class PolicyByAgent:
         return answer
 
     def ask_together(self, questions: Iterable[tuple[AgentInputs, Want]]) -> list[PolicyAnswer | ConfigError]:
-        """Answer questions that know nothing of each other, such as those of the clients of a server.
+        """Answer independent questions, such as those of the clients of a server.
 
         Agents that share a policy, in whichever questions, get their actions by one call of its network.
 

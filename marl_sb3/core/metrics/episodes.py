@@ -140,11 +140,11 @@ class Episode:
 
     env_index: int  # index of the env
     length: int  # number of env steps
-    agent_returns: Mapping[AgentID, float]  # undiscounted sum of rewards of each agent that acted or was paid
+    agent_returns: Mapping[AgentID, float]  # undiscounted sum of rewards of each agent that acted or got a reward
     agent_steps: Mapping[AgentID, int]  # number of actions of each agent
     custom: Mapping[str, float]  # the custom metrics that have a value
     duration_s: float  # wall-clock seconds from its first to its last step, including updates in between
-    # agent -> the policy that played it, or who else did
+    # agent -> the policy that played it, or another player
     policy_of: Mapping[AgentID, PolicyID] = field(default_factory=dict)
 
 

@@ -184,7 +184,7 @@ class MultiAgentVecEnv(ABC):
     def limit_episodes(self, env_steps: int) -> None:
         """Truncate all agents after so many env steps of an episode, if the env has not ended it before.
 
-        An agent is truncated on what it sees then; one that waits, on what it saw last.
+        An agent is truncated with its observation of that step; one that waits, with its last one.
 
         Raises:
             ConfigError: these envs cannot do that.

@@ -40,7 +40,7 @@ class ArenaEnv(DrawnEnv):
     "coordinates": [own row, own column, the other's row, the other's column], (4,) int64.
     Actions: 0 up, 1 right, 2 down, 3 left. Both agents are truncated after `max_timesteps` steps.
     `infos` says what happened: "collision" for both agents, "new_field" and "new_field_rewarded" (a new
-    field without a collision, so agent1 was paid +1) for agent1.
+    field without a collision, so agent1 got +1) for agent1.
 
     Args:
         height: rows of the grid.
@@ -100,7 +100,7 @@ class ArenaEnv(DrawnEnv):
 
     @staticmethod
     def why_not_batched(env_kwargs: Mapping[str, Any]) -> str | None:
-        """Say what somebody has replaced of the arena, which the compiled one would not do; None: nothing."""
+        """Say which part of the arena has been replaced, so that the compiled one differs; None: no part."""
         return why_not_own(__name__, rules.__name__)
 
     @classmethod

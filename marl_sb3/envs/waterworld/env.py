@@ -31,7 +31,7 @@ class WaterworldEnv(DrawnEnv):
     Observation of each agent: `8 * n_sensors + 2` float32, see `rules.see`; `5 * n_sensors + 2` without
     `speed_features`. Actions: thrust along x and y, two float32 in -1..1; one that is longer than 1 counts as 1. All
     agents are truncated after `max_cycles` steps. `infos` says what happened to each agent: "food_encounters" (foods
-    that it began to touch), "fed" (it was paid `food_reward`), "captures" (foods that it ate and left), "poison_hits".
+    that it began to touch), "fed" (it got `food_reward`), "captures" (foods that it ate and left), "poison_hits".
 
     Args:
         render_mode: "human" (a window; needs pygame), "rgb_array" or None.
@@ -66,12 +66,12 @@ class WaterworldEnv(DrawnEnv):
 
     @staticmethod
     def why_not_batched(env_kwargs: Mapping[str, Any]) -> str | None:
-        """Say what somebody has replaced of the pond, which the compiled one would not do; None: nothing."""
+        """Say which part of the env has been replaced, so that the compiled one differs; None: no part."""
         return why_not_own(__name__)
 
     @classmethod
     def make_batched(cls, num_envs: int, **env_kwargs: Any) -> BatchedEnv:
-        """`num_envs` ponds as arrays; see `marl_sb3.core.envs.batched`."""
+        """`num_envs` envs as arrays; see `marl_sb3.core.envs.batched`."""
         from marl_sb3.envs.waterworld.rules import BatchedWaterworld  # numba takes time to import
 
         return BatchedWaterworld(num_envs, cls(**env_kwargs))
@@ -131,7 +131,7 @@ class WaterworldEnv(DrawnEnv):
         }
 
     def render_state(self, state: Any, index: int) -> Array | None:
-        """Render one pond of these parameters."""
+        """Render one env of these parameters."""
         return self._shown(render_rgb(state.positions[index], state.obstacles[index], self.parameters))
 
     def _checked(self, actions: dict[AgentID, Array], timestep: int) -> Array:

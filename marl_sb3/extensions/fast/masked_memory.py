@@ -195,7 +195,7 @@ class MaskableRecurrentPPO(RecurrentPPO):
     takes_joined_actions = False
 
     def learn(self, *arguments: Any, **settings: Any) -> Any:
-        """Refuse: SB3's own loop tells no masks.
+        """Refuse: SB3's own loop passes no masks.
 
         Raises:
             ConfigError: always.

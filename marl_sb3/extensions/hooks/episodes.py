@@ -311,20 +311,20 @@ class RunningEpisode:
     env_index: int  # index of the env
     agents: Sequence[AgentID]  # all agents of the env
     length: int = 0  # env steps so far
-    # sum of the rewards so far, of each agent that has acted or was paid
+    # sum of the rewards so far, of each agent that has acted or got a reward
     agent_returns: Mapping[AgentID, float] = field(default_factory=dict)
     agent_steps: Mapping[AgentID, int] = field(default_factory=dict)  # number of actions so far, of each agent
     # the custom metrics of the env's infos, at the end of the episode
     custom: Mapping[str, float] = field(default_factory=dict)
     duration_s: float = 0.0  # seconds that the episode took, at its end
-    # for hooks to keep what they like until the episode ends. A checkpoint holds dicts, lists, strings, numbers and
+    # for data that hooks need until the episode ends. A checkpoint holds dicts, lists, strings, numbers and
     # arrays of it. An episode that goes on from one has its start hook again, and then its data.
     user_data: dict[str, Any] = field(default_factory=dict)
     # name -> number; mean, least and largest value are among the `env_runners/custom_metrics`
     custom_metrics: dict[str, float] = field(default_factory=dict)
     # name -> numbers, all of which are in `env_runners/hist_stats` of the iteration
     hist_data: dict[str, list[float]] = field(default_factory=dict)
-    # name -> pictures, (T, H, W, 3) uint8; the latest of an iteration are in TensorBoard, and in a run a film in the
+    # name -> pictures, (T, H, W, 3) uint8; the latest of an iteration are in TensorBoard, and in a run a video in the
     # folder `media`
     media: dict[str, Any] = field(default_factory=dict)
     policy_of: Mapping[AgentID, PolicyID] = field(default_factory=dict)  # agent -> the policy that plays it

@@ -50,12 +50,12 @@ class Trajectory:
     end: int
     observations: Observations  # (T, ...) what the policy saw
     actions: Array  # (T, ...) what it chose, before it was fitted to the env's action space
-    # (T,) float32; what the agent was paid until its next turn or its end, after the policy's processing. What its
-    # return goes on with where it was truncated is no part of it, and is added afterwards.
+    # (T,) float32; the agent's rewards until its next turn or its end, after the policy's processing. The value with
+    # which a truncated return bootstraps is added afterwards.
     rewards: Array
-    # (T,) bool; the learner does not get transitions that are set to False. One before them goes on with the value of
-    # the observation that the next one began with, kept or not: it was not the end of the episode, and no return runs
-    # over what is missing.
+    # (T,) bool; the learner does not get transitions that are set to False. The transition before them bootstraps
+    # from the value of the next observation: it was not the end of the episode, and no return includes what is
+    # missing.
     keep: BoolArray
     values: Array | None  # (T,) the values that the policy estimated; None for policies with a replay buffer
     log_probs: Array | None  # (T,) log-probabilities of the actions; None for policies with a replay buffer

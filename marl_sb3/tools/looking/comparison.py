@@ -112,12 +112,12 @@ class Comparison:
 
     metric: str  # its flat name
     mode: str  # `max`: more is better; `min`: less is
-    threshold: float  # the value whose reaching is timed
+    threshold: float  # the value that is to be reached; when each run reached it is reported
     samples: Sequence[Sample]  # of each group, the baseline first
     pairs: Sequence[Pair]  # each other group beside the baseline
     # name -> label -> value, of the settings in which the groups differ; `UNSET` where a run has none
     settings: Mapping[str, Mapping[str, Any]]
-    notes: Sequence[str]  # what a reader has to know
+    notes: Sequence[str]  # remarks for the reader
     figure: Figure  # the learning curves
 
     def profile(self) -> tuple[Array, dict[str, Array]]:
@@ -181,7 +181,7 @@ def compare(
             of them counts in the first one alone, and a note says so.
         metric: flat name of the metric; its last value of each run is compared.
         mode: `max` if more is better, `min` if less is.
-        threshold: value whose reaching is timed; None: one that most runs reach.
+        threshold: value that is to be reached; None: one that most runs reach.
 
     Raises:
         ConfigError: there is no run, the runs have no such metric, or all runs of an experiment are in former ones.

@@ -54,7 +54,7 @@ class Entrant:
     source: str  # the path of its run or its files, or MODULE:CLASS
     checkpoint: str | None  # which its policies were loaded from, `ckpt-000012`, or member of the league, `main@12`
     sides: list[str]  # those that it could take
-    rating: Rating | None  # on Elo's scale; None: returns do not oppose each other, or it has met nobody
+    rating: Rating | None  # on Elo's scale; None: returns do not oppose each other, or it has played no game
     own: dict[str, SampleStats]  # by side: mean return of its agents, where it took all sides
     against_others: dict[str, SampleStats]  # the same where others took the other sides: means over these, by seed
 
@@ -69,14 +69,14 @@ class Cycle:
 
 @dataclass(frozen=True)
 class Match:
-    """What came of a match; rows and columns of its tables are the players, in their order."""
+    """The result of a match; rows and columns of its tables are the players, in their order."""
 
     env: str  # id of the env
     sides: dict[str, list[AgentID]]  # agents of each side, by its name
     episodes: int  # of each two players in each order of the sides
     seed: int  # of the episodes: all players play the same ones
     players: list[Entrant]
-    opposed: str | None  # how the agents' returns oppose each other; None if they do not: nobody wins then
+    opposed: str | None  # how the agents' returns oppose each other; None if they do not, and there are no winners
     doubt: str | None  # why it is not certain that they do not
     # the side that won more than 95 % of the episodes that were not drawn, with any player: a player wins then by the
     # higher sum of mean returns over both sides, in the two episodes of one seed. None: it wins single episodes
@@ -86,7 +86,7 @@ class Match:
     cycles: list[Cycle]  # among the best ten
     notes: list[str]
     deterministic: bool | None = None  # the most likely actions, or sampled ones; None: as in the settings of each run
-    search: int = 0  # how many positions policies looked at before each action
+    search: int = 0  # number of positions that policies search before each action
 
     def to_plain(self) -> dict[str, Any]:
         """Return everything as plain data for JSON."""

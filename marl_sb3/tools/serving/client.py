@@ -61,14 +61,14 @@ class _Episode:
 
 
 class PolicyClient:
-    """Asks the policies of a server for actions, and tells a training what came of them.
+    """Asks a server for actions of policies, and reports the results to a training.
 
     An observation, a reward or an action is a mapping by agent. If the env has one agent, it may be the agent's own.
     A client may hold several episodes at a time; it is for one thread.
 
     Args:
         url: of the server, such as `http://127.0.0.1:8000`.
-        token: that the server demands; None: it demands none.
+        token: that the server requires; None: it requires none.
         timeout_s: how long to wait for an answer: a training answers after its update.
         retry_s: for how long to try again while the server cannot be reached, or has no free episode.
         local: whether this process computes the actions, with the weights of a server of `serve`: without a request for
@@ -113,8 +113,8 @@ class PolicyClient:
         """Begin an episode; returns its id, for the other methods.
 
         Args:
-            episode_id: as the caller wants to call it, where the server learns nothing; a training chooses the ids.
-            training_enabled: False: a training is not told of it, so this takes a server of `serve`.
+            episode_id: the caller's own id, for a server of `serve`; a training chooses the ids.
+            training_enabled: False: nothing is learned from it, which needs a server of `serve`.
 
         Raises:
             ServerError: all episodes of the training are taken, or the server cannot be reached.
@@ -220,8 +220,8 @@ class PolicyClient:
 
         Args:
             observation: the last one, by agent.
-            truncated: the episode was cut off, for example by a time limit, so that its value goes on; False: the
-                agents have terminated.
+            truncated: whether the episode was truncated, for example by a time limit, so that returns bootstrap;
+                False: the agents have terminated.
         """
         episode = self._episode(episode_id)
         last, unsent = self._by_agent(observation), episode.taken()
@@ -235,7 +235,7 @@ class PolicyClient:
         self._report(episode_id, message)
 
     def give_up_episode(self, episode_id: str) -> None:
-        """Give an episode up: what has not been learned from it never will be."""
+        """Give an episode up: nothing more is learned from it."""
         episode = self._episodes.pop(episode_id, None)
         if episode is not None and episode.learns:
             self._request("DELETE", f"/episodes/{episode_id}")
@@ -253,7 +253,7 @@ class PolicyClient:
     # --- Agents ------------------------------------------------------------------------------------------------------
 
     def info(self) -> Mapping[str, Any]:
-        """Return what the server says of itself: `learns`, and its agents with their spaces and policies."""
+        """Return the server's description: `learns`, and its agents with their spaces and policies."""
         if self._info is None:
             self._info = self._request("GET", "/info", may_repeat=True)
         return self._info

@@ -134,7 +134,7 @@ class TuneStudy:
 
     @property
     def best_trial(self) -> FrozenTrial:
-        """The complete trial with the best value, which is partly luck; of several objectives, of the first.
+        """The complete trial with the best value, partly by chance; with several objectives, of the first.
 
         Raises:
             ConfigError: no trial is complete.
