@@ -83,7 +83,7 @@ def settings_page() -> str:
     rows = [
         f"| `{name}` | {_default(item)} | {_in_cell(meaning)} |"
         for name, item, meaning in _documented_settings(TrainConfig)
-        if name not in ("env", "hyperparameters", "sources", "notes")
+        if item.compare and name not in ("env", "hyperparameters")  # others are not part of the configuration
     ]
     intro = (
         "# Settings\n\n"

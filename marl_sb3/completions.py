@@ -110,8 +110,7 @@ def _settings() -> list[str]:
     from marl_sb3.extensions.fast import ALGORITHMS
     from marl_sb3.runs import SECTIONS, TrainConfig
 
-    others = {"env", "hyperparameters", "sources", "notes", *SECTIONS}
-    names = {each.name for each in fields(TrainConfig)} - others
+    names = {each.name for each in fields(TrainConfig) if each.compare} - {"env", "hyperparameters", *SECTIONS}
     in_sections = {f"{name}.{each.name}" for name, section in SECTIONS.items() for each in fields(section)}
     of_algorithms = {name for info in ALGORITHMS.values() for name in info.kinds}
     return [f"{name}=" for name in sorted(names | in_sections | of_algorithms)]

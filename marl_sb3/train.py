@@ -172,7 +172,7 @@ class TrainOptions:
     track: Annotated[
         Sequence[str] | None,
         "--track TRACKER",
-        f"send metrics, settings, checkpoints and films to {', '.join(TRACKERS[:-1])} or {TRACKERS[-1]}, each an "
+        f"send metrics, settings, checkpoints and videos to {', '.join(TRACKERS[:-1])} or {TRACKERS[-1]}, each an "
         "extra; may be repeated; default: none; with --resume, those of the run",
         [*TRACKERS],
         cli.Setting("track"),

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import subprocess
 from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+from documentation import ROOT
 from refusals import refusal
 
 from marl_sb3 import startup
-from marl_sb3.completions import main
+from marl_sb3.completions import _settings, main
+from marl_sb3.extensions.fast import ALGORITHMS
+from marl_sb3.runs.schema import ACCEPTED
 
 CHECKS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
 PROGRAM = """
@@ -66,6 +70,14 @@ def test_bash_completes(scripts: Path, in_tmp: Path, line: str, completed: str) 
     words = ["bash", "-c", PROGRAM, "bash", scripts / "bash", "marl-sb3", *line.split()]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert (done.stdout.split(), done.stderr) == ([completed], "")
+
+
+def test_what_is_completed_and_listed_after_set_is_a_setting() -> None:
+    listed = re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs" / "reference" / "settings.md").read_text(), re.MULTILINE)
+    of_algorithms = {name for info in ALGORITHMS.values() for name in info.kinds}
+    named = {*listed, *(each.removesuffix("=") for each in _settings())}
+    assert "league.sampling" in listed
+    assert named - of_algorithms - set(ACCEPTED) == set()
 
 
 def test_without_the_extra_the_message_names_it(

@@ -21,17 +21,17 @@ _Sides = Annotated[Sequence[Strings] | None, Meta(description="a list of lists o
 class LeagueSettings:
     """Opponents of the policies that learn: snapshots of themselves, and others; without any there is no league."""
 
-    # iterations between snapshots of each policy that learns, which become members of the pool. 0: none by time.
+    # iterations between snapshots of each policy that learns, which become members of the pool. 0: no regular ones.
     snapshot_every: Count = 0
-    # share of points against the pool (a win counts 1, a draw 0.5) from which on a snapshot is taken. None: none by it.
+    # share of points against the pool (a win counts 1, a draw 0.5) from which on a snapshot is taken. None: never.
     snapshot_above: Fraction | None = None
-    pool_size: PositiveInt = 20  # most snapshots of each policy in the pool; weak old ones leave
+    pool_size: PositiveInt = 20  # maximum number of snapshots of each policy in the pool; weak old ones are removed
     # how opponents are drawn: `uniform`, `recent` (each older one half as often), `hard` (by (1 - p)^2, where p is the
     # share of points against it) or `even` (by p (1 - p))
     sampling: Sampling = "hard"
     self_play: Fraction = 0.5  # share of episodes in which present policies play all sides
     # opponents that do not change: paths of runs or checkpoints, `random`, players of the package such as `minimax2`,
-    # or `MODULE:CLASS` of a class with `act(observation, mask, rng)`. None: none.
+    # or `MODULE:CLASS` of a class with `act(observation, mask, rng)`. None: no opponents.
     opponents: Strings | None = None
     # share of the other episodes that is against these opponents. None: they are drawn like the snapshots.
     opponents_share: Fraction | None = None

@@ -135,8 +135,8 @@ class CheckpointSettings:
 
     every: Count = 10  # iterations between checkpoints. 0: one at the end.
     keep: PositiveInt = 3  # how many of the newest checkpoints are kept, besides the best one
-    # the metric that decides which checkpoint is the best. By a sum of returns none is the best where the agents'
-    # returns oppose each other: commands take the latest then.
+    # the metric that decides which checkpoint is the best. If it is a sum of returns and the agents' returns oppose
+    # each other, commands take the latest checkpoint instead.
     metric: str = "env_runners/episode_return_mean"
     mode: Literal["max", "min"] = "max"  # whether the best has the highest (`max`) or the lowest (`min`) value of it
 
@@ -209,7 +209,7 @@ class TrainConfig:
     # env steps after which all agents of an env are truncated, if its episode is not over before. None: the env alone
     # ends its episodes.
     episode_horizon: PositiveInt | None = None
-    env_state: bool = False  # whether the envs' `state()` is asked for, which central critics then see
+    env_state: bool = False  # whether steps have the envs' `state()`, which central critics then see
     # number of shards, each a fixed share of the envs with random streams of its own, which runners can roll out, in
     # processes of this machine or on Ray. 0: no shards; with `--runners` or `--ray`, the greatest divisor of `n_envs`
     # up to 64.
@@ -247,20 +247,20 @@ class TrainConfig:
     stop: _Stop = field(default_factory=dict)  # values by metric; the training ends when one metric reaches its value
     # numbers from the env's infos that become metrics, by name; see `InfoMetric`
     custom_metrics: _ByMetric = field(default_factory=dict)
-    # callbacks of one's own, as `MODULE:CLASS` or `{MODULE:CLASS: arguments}`, in the order in which they are called. A
+    # your own callbacks, as `MODULE:CLASS` or `{MODULE:CLASS: arguments}`, in the order in which they are called. A
     # run that is resumed has those of its command line alone. None: no callbacks.
     callbacks: _Callbacks = None
     # tasks of the envs in the course of the training: `{setting: env.NAME or task, stages: [...], advance_at: {METRIC:
     # VALUE}}`; see `CurriculumCallback`. None: no curriculum.
     curriculum: Named | None = None
     stats_window_size: PositiveInt = 100  # number of finished episodes that the metrics of episodes run over
-    # most agents, or policies, of which TensorBoard gets the metrics and histograms of each; of more it gets quantiles,
-    # and one histogram. The other logs hold all.
+    # maximum number of agents, or policies, whose single metrics and histograms TensorBoard gets; with more it gets
+    # quantiles, and one histogram. The other logs have all.
     tensorboard_agents: Count = 50
-    # trackers that get metrics, settings, checkpoints and films: `wandb`, `mlflow`, `trackio`, each with the extra of
+    # trackers that get metrics, settings, checkpoints and videos: `wandb`, `mlflow`, `trackio`, each with the extra of
     # its name, or `tensorboard`, whose files every run writes. None: no trackers.
     track: _Track = None
-    # project, or experiment, that the run is in there. None: that of the tracker's own variable of the environment, or
+    # project, or experiment, of the run in these trackers. None: the one in the tracker's own environment variable, or
     # else `marl_sb3`.
     track_project: str | None = None
     env_kwargs: Named = field(default_factory=dict)  # arguments of the env, by name

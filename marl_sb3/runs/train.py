@@ -91,7 +91,7 @@ def train(
             with `resume` that of the same run; see `RecordEpisodes`. None: nothing is recorded.
         record_limit: size of the recording in bytes, or a text such as `"2GB"`, beyond which nothing is recorded; None:
             no limit.
-        track: trackers that get metrics, settings, checkpoints and films: `wandb`, `mlflow`, `trackio` or
+        track: trackers that get metrics, settings, checkpoints and videos: `wandb`, `mlflow`, `trackio` or
             `tensorboard`, one or several; a resumed run goes on in the same run of each. None: as in `hparams`, else
             none; with `resume`, those of the run.
         more_settings: settings whose keys are names: `learning_rate=1e-4` is `settings={"learning_rate": 1e-4}`.

@@ -19,7 +19,7 @@ _Widths = Annotated[Sequence[PositiveInt], Meta(min_length=1, max_length=100)]
 class CentralSettings(PolicySection):
     """A critic that sees the whole env in training; see `docs/how_to/teams.md`."""
 
-    # whether critics that see the whole env take the place of the policy's: the env's `state()` where the setting
+    # whether critics that see the whole env replace those of the policy: they see the env's `state()` where the setting
     # `env_state` shows it, else what all agents observe; those of SAC, TD3 and DDPG see all actions, too. The actor
     # sees its own agent.
     central_critic: bool = False
