@@ -22,7 +22,7 @@ from marl_sb3.doors import Engine
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.extensions.fast.coverage import Reliance, acting_coverage, update_coverage
 from marl_sb3.extensions.fast.hybrid import HybridActions
-from marl_sb3.extensions.fast.update_path import TwoPaths, load_blas, require_path
+from marl_sb3.extensions.fast.update_path import FUSED_UPDATE, TwoPaths, load_blas, require_path
 from marl_sb3.output import print_text
 from marl_sb3.types import Array
 
@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 class FusedActing(TwoPaths, HybridActions):
     """A base class, in front of SB3's class of the algorithm: the kernels act where they cover the policy."""
+
+    fused_path = "compiled kernels choose the actions, PyTorch computes the updates"
 
     @override
     def coverage(self) -> Reliance | str:
@@ -67,6 +69,7 @@ class FusedActing(TwoPaths, HybridActions):
 class FusedOnPolicy(FusedActing):
     """A base class, in front of SB3's class of the algorithm: its updates run in the kernels where they cover them."""
 
+    fused_path = FUSED_UPDATE
     num_grad_updates: int = 0  # optimizer steps taken since the object was made
 
     @override

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from marl_sb3.doors import counterpart
 from marl_sb3.errors import ConfigError, require_known
 from marl_sb3.extensions.fast.coverage import Reliance
-from marl_sb3.output import ORDINARY
+from marl_sb3.output import ORDINARY, print_text
 
 SLOW_UPDATE = "PyTorch computes the updates, not the faster kernels"
+FUSED_UPDATE = "compiled kernels choose the actions and compute the updates"
 UPDATE_PATHS = ("auto", "fused", "torch")
 _EARLIER_NAMES = {"lean": "torch"}  # earlier names, still accepted
 # What is made for the kernels, and is no part of a saved algorithm.
-_MADE_ANEW = ("_made", "_of_rollout", "_acting", "_is_read", "_reads_again")
+_MADE_ANEW = ("_made", "_said", "_of_rollout", "_acting", "_is_read", "_reads_again")
 
 _log = logging.getLogger(__name__)
 
@@ -46,8 +47,10 @@ class TwoPaths:
     # set at any time between updates.
     update_path: str = "auto"
     known_as: str = "policy"  # the name of the policy in the log
+    fused_path: ClassVar[str] = FUSED_UPDATE  # what the fused path does, in words
     has_more_losses: bool = False  # whether recorded actions are a part of its loss, which the kernels do not have
     _made: tuple[str, Any, Reliance] | None = None  # path, policy in the kernels' form, what that relies on
+    _said: str | None = None  # what was printed of the path
 
     if not TYPE_CHECKING:
 
@@ -113,8 +116,17 @@ class TwoPaths:
 
     def described_path(self) -> str:
         """Return the path that updates take, in words."""
-        why = self.why_slow()
-        return f"{self.path_and_reason()[0]} update" if why is None else f"{SLOW_UPDATE} ({why})"
+        if (why := self.why_slow()) is not None:
+            return f"{SLOW_UPDATE} ({why})"
+        return self.fused_path if self.takes_fused_path() else f"PyTorch computes the updates (update_path={self.update_path})"
+
+    def _setup_learn(self, *args: Any, **kwargs: Any) -> Any:
+        """See `BaseAlgorithm._setup_learn`; with `verbose=1`, it prints which path updates take, until that changes."""
+        prepared = super()._setup_learn(*args, **kwargs)  # type: ignore[misc]
+        if self.verbose >= 1 and self._said != (path := self.described_path()):  # type: ignore[attr-defined]
+            print_text(f"marl_sb3 {type(self).__name__}: {path}")
+            self._said = path
+        return prepared
 
     def acting_kernels(self) -> Any:
         """Return what acts in rollouts by the kernels; None if PyTorch does."""

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.distributions import DiagGaussianDistribution
+from stable_baselines3.common.env_util import make_vec_env as make_sb3_vec_env
 from stable_baselines3.common.policies import ActorCriticPolicy, BaseModel
 from stable_baselines3.sac.policies import Actor
 from torch import nn
@@ -587,6 +588,25 @@ def test_a_class_that_is_changed_in_the_course_of_a_training_counts(monkeypatch:
     assert algorithm.kernels() is not None
     monkeypatch.setattr(nn.Tanh, "forward", Mock(return_value=None))
     assert algorithm.kernels() is None
+
+
+@pytest.mark.parametrize("of_sb3", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_verbose_drop_in_prints_its_path_once(name: str, of_sb3: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    kind = KINDS[name]
+    env = make_sb3_vec_env(kind.env, n_envs=2) if of_sb3 and kind.env != "masked" else make_env(kind).as_sb3_vec_env()
+    quiet, algorithm = (kind.own(kind.policy, env, verbose=v, **deepcopy(kind.settings)) for v in (0, 1))
+    printed = []
+    for change in (nothing, forward_hook):
+        change(algorithm)
+        algorithm.learn(24).learn(24)
+        printed += [line for line in capsys.readouterr().out.splitlines() if line.startswith("marl_sb3 ")]
+    updates = ", PyTorch computes the updates" if name == "TRPO" else " and compute the updates"
+    assert printed[0] == f"marl_sb3 {kind.own.__name__}: compiled kernels choose the actions{updates}"
+    slow = "PyTorch computes the updates, not the faster kernels (hooks of the network)"
+    assert printed[1:] == [f"marl_sb3 {kind.own.__name__}: {slow}"]
+    quiet.learn(24)
+    assert not capsys.readouterr().out
 
 
 # The comparison can fail: each of these faults is found by a change.
