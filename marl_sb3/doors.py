@@ -504,16 +504,16 @@ class Dialect(Protocol):
         """Say which names mean a setting, for an error about it, such as "RLlib's lr"; None: no others."""
 
     def method(self, name: str, of: str) -> str | None:
-        """Say what does the same here as a name of the library's `algorithm`, `env`, ...; None: unknown."""
+        """Say what stands here for a name of the library's `algorithm`, `env`, `make_vec_env`, ...; None: unknown."""
 
 
 DIALECTS: Door[Dialect] = Door("dialect of settings")
 
 
-def counterpart(name: str, of: str) -> str:
+def counterpart(name: str, of: str, before: str = ": ") -> str:
     """Return what the first dialect that knows a name says of it, after a colon; "" of others and of private names."""
     said = (each.method(name, of) for each in DIALECTS) if not name.startswith("_") else ()
-    return next((f": {instead}" for instead in said if instead), "")
+    return next((f"{before}{instead}" for instead in said if instead), "")
 
 
 # The kinds of settings that no policy has by itself, by name: `checkpoints.every` is in a section. Messages name them.

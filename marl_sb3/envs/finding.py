@@ -12,12 +12,20 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import pettingzoo
 
-from marl_sb3.core.envs import EnvFactory, factory_in_registries, import_from_here, imported_modules, raise_in_words
+from marl_sb3.core.envs import (
+    EnvFactory,
+    factory_in_registries,
+    import_from_here,
+    imported_modules,
+    module_id,
+    raise_in_words,
+)
 from marl_sb3.doors import BATCHED_TWINS, REGISTERED_ENVS
 from marl_sb3.errors import ConfigError, did_you_mean
 
@@ -47,6 +55,8 @@ class Installed:
 
     def find(self, env_id: str) -> EnvFactory | None:
         """See `EnvFinder.find`; an id with a colon is always that of a module."""
+        if (known := _known_id(env_id)) != env_id:
+            return factory_in_registries(known) or _of_module(known)
         return _imported_factory(env_id) if ":" in env_id else _of_module(env_id) or _of_entry_point(env_id)
 
     def known_ids(self) -> Iterable[str]:
@@ -84,6 +94,13 @@ def versions_of(name: str) -> list[str]:
 
 
 # --- Modules ---------------------------------------------------------------------------------------------------------
+
+
+def _known_id(path: str) -> str:
+    """Return the short id of `pettingzoo.sisl.pursuit_v5:parallel_env` and the like, or else the path itself."""
+    short = re.sub(r"(?:pettingzoo\.)?(\w+)\.(\w+)_(v[0-9]+):(?:parallel_)?env", r"\1/\2-\3", path, flags=re.ASCII)
+    is_known = short in pettingzoo.aec_registry or _ID.fullmatch(short) is not None
+    return short if is_known else path
 
 
 def _imported_factory(path: str) -> EnvFactory:
@@ -195,6 +212,8 @@ def _of_entry_point(env_id: str) -> EnvFactory | None:
 
 def named_factory(env: str | EnvFactory | None) -> tuple[str | None, EnvFactory | None]:
     """The id of an env that a user gives, and the factory if it is given as one."""
+    if isinstance(env, ModuleType):
+        return _known_id(module_id(env)), None
     return (env, None) if env is None or isinstance(env, str) else (factory_id(env), env)
 
 

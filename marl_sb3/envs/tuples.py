@@ -145,8 +145,8 @@ class SeveralKind(EnvKind):
 
     def recognises(self, env: Any) -> bool:
         """Whether it is a vectorised env of Gymnasium, SB3 or EnvPool; the latter two are not imported for that."""
-        bases = {f"{base.__module__}:{base.__qualname__}" for base in type(env).__mro__}
-        return isinstance(env, gymnasium.vector.VectorEnv) or bool(bases & _SEVERAL) or hasattr(env, "all_env_ids")
+        is_of_envpool = hasattr(env, "all_env_ids") and not isinstance(env, type)
+        return isinstance(env, gymnasium.vector.VectorEnv) or _is_of_sb3(env) or is_of_envpool
 
     def as_parallel(self, env: Any) -> ParallelEnv:
         """Refuse it.
@@ -154,12 +154,20 @@ class SeveralKind(EnvKind):
         Raises:
             ConfigError: always.
         """
-        one = "accepted: a factory of one env, of which --n-envs (n_envs) makes as many as it says"
-        raise ConfigError(f"the env is a {type(env).__name__}, which holds several envs; {one}", key="env")
+        words = f"the env is a {type(env).__name__}, which holds several envs; accepted: a factory of one env, of which"
+        more = "; algorithms of SB3 take it as it is; see docs/coming_from/sb3.md" if _is_of_sb3(env) else ""
+        if type(env).__module__.startswith("supersuit."):
+            more = ", without pettingzoo_env_to_vec_env_v1 and concat_vec_envs_v1; see docs/coming_from/pettingzoo.md"
+        raise ConfigError(f"{words} --n-envs (n_envs) makes as many as it says{more}", key="env")
 
 
 SEVERAL = SeveralKind()
-_SEVERAL = {"stable_baselines3.common.vec_env.base_vec_env:VecEnv"}
+
+
+def _is_of_sb3(env: Any) -> bool:
+    """Whether it is an SB3 `VecEnv`; SB3 is not imported for that."""
+    of_sb3 = ("stable_baselines3.common.vec_env.base_vec_env", "VecEnv")
+    return any((base.__module__, base.__qualname__) == of_sb3 for base in type(env).__mro__)
 
 
 def _agents(env: gymnasium.Env[Any, Any]) -> int:

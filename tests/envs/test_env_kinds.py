@@ -9,12 +9,14 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pettingzoo
 import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing
 from pettingzoo import AECEnv, ParallelEnv
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
+from supersuit import pettingzoo_env_to_vec_env_v1
 from test_rllib_envs import Echo
 from test_tuples import Pair
 from toy_envs import ScriptedEnv
@@ -120,13 +122,17 @@ SEVERAL: dict[str, Callable[[], Any]] = {
     "CartPoleVectorEnv": lambda: gymnasium.make_vec("CartPole-v1", 2),
     "DummyVecEnv": lambda: DummyVecEnv([lambda: gymnasium.make("CartPole-v1")]),
     "EnvPool": EnvPool,
+    "MarkovVectorEnv": lambda: pettingzoo_env_to_vec_env_v1(pettingzoo.make("parallel", "classic/rps-v2")),
 }
 
 
 @pytest.mark.parametrize("name", SEVERAL)
 def test_what_holds_several_envs_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"is a {name}, which holds several envs; accepted: a factory of one env, of"):
-        make_vec_env(SEVERAL[name])
+    for env in (SEVERAL[name], SEVERAL[name]()):
+        with pytest.raises(
+            ConfigError, match=f"is a {name}, which holds several envs; accepted: a factory of one env, "
+        ):
+            make_vec_env(env)
 
 
 def test_every_kind_at_the_door_is_tested() -> None:

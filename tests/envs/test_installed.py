@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from marl_sb3 import make_vec_env
+from marl_sb3.core.envs import module_id
 from marl_sb3.envs import importable_id
+from marl_sb3.envs.finding import named_factory
 from marl_sb3.errors import ConfigError, EnvRaisedError
 from marl_sb3.evaluate import main as evaluate_main
 from marl_sb3.train import main as train_main
@@ -47,6 +50,22 @@ def refusal(env: str) -> str:
         make_vec_env(env)
     assert caught.value.key == "env"
     return str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:The old environment creation API")
+@pytest.mark.parametrize(
+    ("name", "env_id", "vec_env"),
+    [
+        ("mpe2.simple_spread_v3", "mpe2/simple_spread-v3", "BatchedVecEnv"),
+        ("pettingzoo.sisl.pursuit_v5", "sisl/pursuit-v5", "SyncVecEnv"),
+        ("pettingzoo.classic.tictactoe_v3", "classic/tictactoe-v3", "SyncVecEnv"),
+    ],
+)
+def test_a_module_as_pettingzoo_names_envs_is_one(name: str, env_id: str, vec_env: str) -> None:
+    module: Any = importlib.import_module(name)
+    assert type(make_vec_env(module)).__name__ == vec_env
+    assert type(make_vec_env(module_id(module))).__name__ == vec_env
+    assert named_factory(module) == (env_id, None)
 
 
 def test_every_command_knows_an_env_of_an_installed_package(

@@ -20,6 +20,7 @@ from .registry import import_from_here as import_from_here
 from .registry import import_modules as import_modules
 from .registry import imported_modules as imported_modules
 from .registry import make_env as make_env
+from .registry import module_id as module_id
 from .registry import register_env as register_env
 from .registry import takes_argument as takes_argument
 from .registry import why_not_batched as why_not_batched

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -61,9 +62,11 @@ def env_factory(env: str | EnvFactory) -> EnvFactory:
 
     Args:
         env: a registered or built-in id, a PettingZoo id, a Gymnasium id, an id of an installed package,
-            `package.module:factory`, `package:ID` of an env that the package registers when it is imported, or a
-            factory itself.
+            `package.module:factory`, `package:ID` of an env that the package registers when it is imported, a
+            factory itself, or a module of PettingZoo's form with a `parallel_env` or an `env`.
     """
+    if isinstance(env, ModuleType):
+        env = module_id(env)
     if not isinstance(env, str):
         if not callable(env):
             raise ConfigError(f"env is {env!r}; accepted: an id or a factory of {_accepted()}", key="env")
@@ -77,6 +80,11 @@ def env_factory(env: str | EnvFactory) -> EnvFactory:
     if factory is None:
         raise ConfigError(_unknown(env), key="env")
     return factory
+
+
+def module_id(module: ModuleType) -> str:
+    """Return the id of the env of a module such as `pettingzoo.butterfly.pistonball_v6`."""
+    return f"{module.__name__}:{'parallel_env' if hasattr(module, 'parallel_env') else 'env'}"
 
 
 def factory_in_registries(env_id: str) -> EnvFactory | None:
@@ -126,7 +134,9 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
         raise ConfigError(f"{error}{counterpart(missing, 'module')}", key="env") from error
     except RAISED as error:
         if isinstance(error, TypeError) and "unexpected keyword argument" in described(error):
-            raise ConfigError(f"the env does not take these arguments: {error}", key="env") from error
+            instead = "".join(counterpart(name, "make_vec_env", "; ") for name in arguments)
+            words = f"the env does not take these arguments: {error}{instead}"
+            raise ConfigError(words, key="env") from error
         raise_in_words(error, f"making {_name(factory)}", f"env {env_index}")
         raise
     known = (kind.as_parallel for kind in ENV_KINDS if kind.recognises(env))
@@ -257,7 +267,8 @@ def _check_arguments(factory: EnvFactory, signature: inspect.Signature, argument
     accepted = ", ".join(signature.parameters) or "none"
     for name in arguments:
         if name not in signature.parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
-            raise ConfigError(f"unknown env argument {name!r}; the env takes: {accepted}", key=f"env.{name}")
+            words = f"unknown env argument {name!r}; the env takes: {accepted}{counterpart(name, 'make_vec_env', '; ')}"
+            raise ConfigError(words, key=f"env.{name}")
     try:
         signature.bind(**arguments)
     except TypeError as error:

@@ -64,7 +64,9 @@ def build(
     _check_policy_name(rows, spec)
     _check_policy_kwargs(rows, spec, kwargs)
     _check_net_arch(rows, spec, kwargs.get("net_arch"))
-    _describe_processing(kwargs, processing)
+    ask = getattr(kwargs.get("features_extractor_class"), "arguments_for", None)
+    if processing is not None and ask is not None:  # the extractor's arguments depend on how observations are processed
+        kwargs["features_extractor_kwargs"] = {**(kwargs.get("features_extractor_kwargs") or {}), **ask(processing)}
     env = SpacesOnlyVecEnv(rows.num_rows, rows.zero_based_observations.space, rows.zero_based_actions.space)
     arguments = {"policy": spec.policy_class, "env": env, "seed": seed, **settings}
     with warnings.catch_warnings():
@@ -207,14 +209,6 @@ def _check_net_arch(rows: PolicyRows, spec: PolicySpec, net_arch: Any) -> None:
             f"accepted: {accepted}",
             key="policy_kwargs.net_arch",
         )
-
-
-def _describe_processing(policy_kwargs: dict[str, Any], processing: Processing | None) -> None:
-    """Tell a features extractor that asks for it how its policy's observations are processed."""
-    ask = getattr(policy_kwargs.get("features_extractor_class"), "arguments_for", None)
-    if processing is not None and ask is not None and (told := ask(processing)):
-        given = policy_kwargs.get("features_extractor_kwargs") or {}
-        policy_kwargs["features_extractor_kwargs"] = {**given, **told}
 
 
 def check_rollout(rows: PolicyRows, spec: PolicySpec) -> None:

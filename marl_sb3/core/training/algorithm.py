@@ -428,7 +428,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
 
     def metric_names(self) -> list[str]:
         """Return the flat names of all metrics of a result, also before the first iteration."""
-        return list(flatten(self._result(IterationReport())))
+        return list(flatten(iteration_result(IterationReport(), self.parts, self.env.agents)))
 
     @property
     def episodes_left_out(self) -> bool:
@@ -458,14 +458,11 @@ class MultiAgentAlgorithm(PolicyByAgent):
             self.between_iterations = not self._counters.steps_of_iteration
             return None
         self.between_iterations = True
-        result = self._result(report)
+        result = iteration_result(report, self.parts, self.env.agents)
         for watcher in self._loop.watchers.values():
             watcher.complete_result(result)
             watcher.log(self.logger, self.iteration)
         return result
-
-    def _result(self, report: IterationReport) -> Result:
-        return iteration_result(report, self.parts, self.env.agents)
 
 
 class MultiAgentCallback(TrainingCallback):
@@ -480,4 +477,7 @@ class MultiAgentCallback(TrainingCallback):
     @property
     def algorithm(self) -> MultiAgentAlgorithm:
         """`self.model` with its type."""
-        return self.model  # type: ignore[return-value]
+        if not isinstance(model := self.model, MultiAgentAlgorithm):
+            words = f"{type(self).__name__} is for a MultiAgentAlgorithm, and {type(model).__name__} is SB3's kind"
+            raise ConfigError(f"{words} of algorithm; accepted: a callback of SB3", key="callback")
+        return model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from marl_sb3.core.envs import EnvFactory, env_factory, takes_argument, why_not_
 from marl_sb3.core.vec_env.batched_vec_env import BatchedVecEnv, make_batch
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, VecEnvRequest
 from marl_sb3.core.vec_env.separate_envs import SyncVecEnv
-from marl_sb3.doors import STEPPED_ELSEWHERE, VECTORIZERS
+from marl_sb3.doors import ENV_KINDS, STEPPED_ELSEWHERE, VECTORIZERS
 from marl_sb3.errors import ConfigError, require_known
 
 
@@ -29,23 +28,15 @@ def as_vec_env(env: MultiAgentVecEnv | str | EnvFactory) -> MultiAgentVecEnv:
 
 def _require_maker(env: Any) -> None:
     """Refuse an env object: a vec env needs a factory that makes each of its envs."""
-    kinds: dict[type, str] = {
-        ParallelEnv: "a single ParallelEnv",
-        AECEnv: "a single AECEnv",
-        gymnasium.Env: "a single Gymnasium env",
-        MultiAgentVecEnv: "a MultiAgentVecEnv already",
-    }
-    sb3 = sys.modules.get("stable_baselines3.common.vec_env")
-    if sb3 is not None:  # not imported here: it imports torch, which workers do not need
-        rows = "rows are not the agents of one env (stock SB3 algorithms train in it)"
-        kinds[sb3.VecEnv] = f"an SB3 VecEnv, in which {rows}"
-    kind = next((words for cls, words in kinds.items() if isinstance(env, cls)), None)
-    if kind is not None:
-        name = type(env).__name__
+    if ENV_KINDS["several"].recognises(env):
+        ENV_KINDS["several"].as_parallel(env)  # which refuses it
+    if isinstance(env, (ParallelEnv, AECEnv, gymnasium.Env, MultiAgentVecEnv)):
+        what = "a vec env already" if isinstance(env, MultiAgentVecEnv) else "a single env"
+        words = (
+            f"env is {what}, {type(env).__name__}; accepted: an env id, or a function that makes one, called for each"
+        )
         raise ConfigError(
-            f"env is {kind}, {name}; accepted: an env id, or a factory of such envs, as in "
-            f"make_vec_env(lambda: {name}(...), n_envs=8)",
-            key="env",
+            f"{words}: make_vec_env(lambda: ..., n_envs=8); see docs/coming_from/pettingzoo.md", key="env"
         )
 
 

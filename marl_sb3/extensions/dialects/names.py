@@ -35,7 +35,7 @@ from marl_sb3.extensions.dialects.rllib import (
     unnested,
 )
 from marl_sb3.extensions.dialects.rllib_names import METHODS, NO_COUNTERPART, PAGE, RENAMED, VALUES
-from marl_sb3.extensions.dialects.zoo import IN_PYTHON, KEYS, OF_VEC_ENVS, action_noise, is_noise, parse_literal
+from marl_sb3.extensions.dialects.zoo import IN_PYTHON, KEYS, OF_LOAD, OF_SB3, action_noise, is_noise, parse_literal
 
 if TYPE_CHECKING:
     from marl_sb3.core.learners import PolicySpec
@@ -278,7 +278,9 @@ class ZooNames:
         return settings
 
     def explain(self, name: str) -> str | None:
-        """See `Dialect.explain`."""
+        """See `Dialect.explain`; SB3's `load` has arguments that are no settings."""
+        if name in OF_LOAD:
+            return f"{name!r} is an argument of SB3's load: {OF_LOAD[name]}"
         if not is_noise(name):
             return None
         words = "is a key of rl-baselines3-zoo, for files, --set and MultiAgentAlgorithm"
@@ -289,8 +291,8 @@ class ZooNames:
         return None
 
     def method(self, name: str, of: str = "algorithm") -> str | None:
-        """See `Dialect.method`; its envs are SB3's."""
-        return OF_VEC_ENVS.get(name) if of == "env" else None
+        """See `Dialect.method`; they are SB3's, and PettingZoo's."""
+        return OF_SB3.get(of, {}).get(name)
 
 
 RLLIB: Dialect = RLlibNames()

@@ -211,19 +211,67 @@ def action_noise(written: str, given: Mapping[str, Any]) -> Iterator[tuple[str, 
     yield written, f"{of_policy}action_noise", None if name is None else {name: scale}
 
 
-# --- Envs ------------------------------------------------------------------------------------------------------------
+# --- Names of SB3, and of PettingZoo, that are no settings ------------------------------------------------------------
 
 _ROWS = "is a MultiAgentVecEnv, whose agents act together; SB3's wrappers, EvalCallback and algorithms take"
 _WRAPPED = (
     f"it {_ROWS} env.as_sb3_vec_env(); for MultiAgentAlgorithm, settings of a policy do the same as wrappers: "
     "normalize_observations, normalize_rewards and frame_stack"
 )
-# Attributes of SB3's `VecEnv` -> what does the same on the vec envs of a training.
-OF_VEC_ENVS: Mapping[str, str] = {
-    "observation_space": _WRAPPED,
-    "action_space": _WRAPPED,
-    "env_method": "env.call(name, indices, *arguments) calls a method of the envs, range(env.num_envs) of all",
-    "get_attr": "env.call(name, indices) returns an attribute of the envs, range(env.num_envs) of all",
-    "set_attr": "env.configure(indices, name=value) changes settings of envs with a method configure(**settings) from "
-    "their next episodes on; env.call('set_wrapper_attr', indices, name, value) sets an attribute now",
+_SPACES = "env.groups has the agents of each space, as group.agents, observation_space and action_space"
+_SB3, _PETTINGZOO = "docs/coming_from/sb3.md", "docs/coming_from/pettingzoo.md"
+_LOOPS = (
+    "a vec env steps all agents of many envs: marl_sb3.evaluate_policies(algo, env) plays episodes, "
+    f"algo.predict({{agent: observation}}) acts in an env of PettingZoo; see {_PETTINGZOO}"
+)
+_EPISODES = f"algo.train_iteration()['env_runners'] has the returns of the latest episodes; see {_SB3}"
+_BUFFERS = (
+    "algo.save(folder) and MultiAgentAlgorithm.load(folder, env) keep the replay buffers of all policies; "
+    f"algo.policies[policy_id].save_replay_buffer(path) writes one as SB3 does; see {_SB3}"
+)
+_MONITORED = f"every training counts returns and lengths of its episodes, and run folders have progress.csv; see {_SB3}"
+_WRAPPER = f"a factory makes wrapped envs, as in make_vec_env(lambda: Wrapper(gymnasium.make(ID))); see {_SB3}"
+_PROCESSES = f"n_workers=4 steps the envs in four processes; see {_SB3}"
+# Of SB3's algorithms, `VecEnv` and `make_vec_env`, and of PettingZoo's envs: a name -> what does the same here.
+OF_SB3: Mapping[str, Mapping[str, str]] = {
+    "algorithm": {
+        "set_env": f"MultiAgentAlgorithm.load(folder, env) goes on in other envs, after algo.save(folder); see {_SB3}",
+        "set_random_seed": f"MultiAgentAlgorithm(env, seed=1) seeds envs and policies; see {_SB3}",
+        "collect_rollouts": "train_iteration() collects rollouts and updates all policies",
+        "ep_info_buffer": _EPISODES,
+        "ep_success_buffer": _EPISODES,
+        "save_replay_buffer": _BUFFERS,
+        "load_replay_buffer": _BUFFERS,
+    },
+    "env": {
+        "observation_space": _WRAPPED,
+        "action_space": _WRAPPED,
+        "env_method": "env.call(name, indices, *arguments) calls a method of the envs, range(env.num_envs) of all",
+        "get_attr": "env.call(name, indices) returns an attribute of the envs, range(env.num_envs) of all",
+        "set_attr": "env.configure(indices, name=value) changes settings of envs with a method configure(**settings) "
+        "from their next episodes on; env.call('set_wrapper_attr', indices, name, value) sets an attribute now",
+        "possible_agents": "env.agents has all agents",
+        "num_agents": "len(env.agents) is the number of agents",
+        "max_num_agents": "len(env.agents) is the number of agents",
+        "observation_spaces": _SPACES,
+        "action_spaces": _SPACES,
+        "unwrapped": "env.call(name, [0]) calls a method of env 0, or returns its attribute",
+        **dict.fromkeys(("agent_iter", "agent_selection", "last", "observe"), _LOOPS),
+        "state": "make_vec_env(..., env_state=True) lets each step have env_state",
+    },
+    "make_vec_env": {
+        "monitor_dir": _MONITORED,
+        "monitor_kwargs": _MONITORED,
+        "wrapper_class": _WRAPPER,
+        "wrapper_kwargs": _WRAPPER,
+        "vec_env_cls": _PROCESSES,
+        "vec_env_kwargs": _PROCESSES,
+        "start_index": "seed=... gives other episodes",
+    },
+}
+# Of SB3's `load`.
+OF_LOAD: Mapping[str, str] = {
+    "custom_objects": f"settings are given by their names, as in load(folder, env, learning_rate=1e-4); see {_SB3}",
+    "print_system_info": f"stable_baselines3.common.utils.get_system_info() prints the versions; see {_SB3}",
+    "force_reset": f"the episodes of the checkpoint go on, or new ones begin in another number of envs; see {_SB3}",
 }

@@ -17,7 +17,7 @@ from typing_extensions import override
 from marl_sb3.core.learners import available_cores, blas_threads
 from marl_sb3.core.sb3 import has_step_hook
 from marl_sb3.extensions.fast.coverage import Reliance, why_not_policy
-from marl_sb3.extensions.fast.update_path import TwoPaths, load_blas
+from marl_sb3.extensions.fast.update_path import TwoPaths, load_blas, require_rows
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
@@ -40,6 +40,12 @@ class FusedOffPolicy(TwoPaths, OffPolicyAlgorithm):
     _acting: FusedReplayUpdate | None = None  # what acts, while an action is chosen
     # threads that a gradient step may have, which change no result; None: as many as PyTorch has, and cores
     update_threads: int | None = None
+
+    @staticmethod
+    def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        require_rows(env)
+        wrapped: VecEnv = super(FusedOffPolicy, FusedOffPolicy)._wrap_env(env, verbose, monitor_wrapper)
+        return wrapped
 
     def networks(self) -> list[Any]:
         """Return the networks that the kernels run."""

@@ -29,9 +29,9 @@ from torch.distributions import Distribution as TorchDistribution
 from torch.distributions.kl import kl_divergence, register_kl
 from typing_extensions import override
 
-from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.joined_actions import JoinedActions, joined_actions
+from marl_sb3.extensions.fast.update_path import require_rows
 from marl_sb3.types import Array
 
 # --- Distributions ---------------------------------------------------------------------------------------------------
@@ -219,9 +219,7 @@ class HybridActions(OnPolicyAlgorithm):
 
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        if isinstance(env, MultiAgentVecEnv):
-            words = "env is a MultiAgentVecEnv, whose agents act together; accepted: env.as_sb3_vec_env(), or a"
-            raise ConfigError(f"{words} MultiAgentAlgorithm(env, algorithm=...) for policies of its agents", key="env")
+        require_rows(env)
         wrapped: VecEnv = super(HybridActions, HybridActions)._wrap_env(env, verbose, monitor_wrapper)
         space = joined_actions(wrapped.action_space)
         return wrapped if space is None else JoinedVecEnv(wrapped, space)

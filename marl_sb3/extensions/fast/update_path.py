@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import logging
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import gymnasium
+from pettingzoo import AECEnv, ParallelEnv
+
+from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.doors import counterpart
 from marl_sb3.errors import ConfigError, require_known
 from marl_sb3.extensions.fast.coverage import Reliance
@@ -34,6 +39,21 @@ def require_path(update_path: Any) -> str:
 def load_blas() -> None:
     """Load SciPy's BLAS, which the kernels call: `blas_threads` limits only libraries that are loaded already."""
     import marl_sb3.extensions.fast.kernels.layers  # noqa: F401 - only fused updates need it
+
+
+def require_rows(env: Any) -> None:
+    """Refuse envs of several agents, and what makes some, in better words than those of SB3's algorithms.
+
+    Raises:
+        ConfigError: it is one of them.
+    """
+    if isinstance(env, MultiAgentVecEnv):
+        words = "env is a MultiAgentVecEnv, whose agents act together; accepted: env.as_sb3_vec_env(), or a"
+        raise ConfigError(f"{words} MultiAgentAlgorithm(env, algorithm=...) for policies of its agents", key="env")
+    if isinstance(env, (ParallelEnv, AECEnv, ModuleType, FunctionType, type)) and not isinstance(env, gymnasium.Env):
+        words = f"env is {env!r:.80}; accepted: an env of Gymnasium, or make_vec_env(...).as_sb3_vec_env(), in which"
+        rest = "agents are rows; or a MultiAgentAlgorithm(make_vec_env(...)); see docs/coming_from/pettingzoo.md"
+        raise ConfigError(f"{words} {rest}", key="env")
 
 
 class TwoPaths:
@@ -118,7 +138,7 @@ class TwoPaths:
         """Return the path that updates take, in words."""
         if (why := self.why_slow()) is not None:
             return f"{SLOW_UPDATE} ({why})"
-        return self.fused_path if self.takes_fused_path() else f"PyTorch computes the updates (update_path={self.update_path})"
+        return self.fused_path if self.takes_fused_path() else "PyTorch computes the updates, as update_path says"
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> Any:
         """See `BaseAlgorithm._setup_learn`; with `verbose=1`, it prints which path updates take, until that changes."""

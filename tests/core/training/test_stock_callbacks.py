@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mpe2.simple_v3
+import pettingzoo
 import pytest
 import sb3_contrib.common.maskable.callbacks
 import stable_baselines3.common.callbacks
@@ -24,12 +26,12 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat
 
 N_ENVS, N_STEPS = 2, 6
+SMALL: dict[str, Any] = {"n_steps": N_STEPS, "batch_size": 4, "n_epochs": 1, "policy_kwargs": {"net_arch": [4]}}
 ITERATION = N_ENVS * N_STEPS  # env steps; the episodes of the toy env have 3
 
 
 def make(**options: Any) -> MultiAgentAlgorithm:
-    settings = {"n_steps": N_STEPS, "batch_size": 4, "n_epochs": 1, "policy_kwargs": {"net_arch": [4]}, **options}
-    return MultiAgentAlgorithm(make_vec_env(ScriptedEnv, n_envs=N_ENVS), seed=0, device="cpu", **settings)
+    return MultiAgentAlgorithm(make_vec_env(ScriptedEnv, n_envs=N_ENVS), seed=0, device="cpu", **{**SMALL, **options})
 
 
 def rows() -> Any:
@@ -216,6 +218,22 @@ def test_what_each_policy_has_of_its_own_is_pointed_to(name: str) -> None:
         _ = algorithm.nothing
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("custom_objects", {}), ("print_system_info", True), ("force_reset", True)]
+)
+def test_arguments_of_sb3s_load_are_refused_in_words(name: str, value: Any, tmp_path: Path) -> None:
+    algorithm = make()
+    algorithm.save(tmp_path / "saved")
+    with pytest.raises(ConfigError, match=rf"'{name}' is an argument of SB3's load: .*; see docs/coming_from/sb3.md"):
+        MultiAgentAlgorithm.load(tmp_path / "saved", algorithm.env, **{name: value})
+
+
+def test_our_callbacks_are_refused_in_words_by_sb3s_algorithms(tmp_path: Path) -> None:
+    model = marl_sb3.PPO("MlpPolicy", rows(), n_steps=N_STEPS, batch_size=4)
+    with pytest.raises(ConfigError, match="CheckpointCallback is for a MultiAgentAlgorithm, and PPO is SB3's kind"):
+        model.learn(ITERATION, callback=marl_sb3.callbacks.CheckpointCallback(tmp_path))
+
+
 def test_each_training_has_its_folder_for_tensorboard_as_in_sb3(tmp_path: Path) -> None:
     algorithm = make(tensorboard_log=str(tmp_path))
     for again in (True, False, True):
@@ -237,18 +255,34 @@ def test_each_training_has_its_folder_for_tensorboard_as_in_sb3(tmp_path: Path) 
         (lambda env: env.env_method("render"), r"env.call\(name, indices, \*arguments\)"),
         (lambda env: env.get_attr("level"), r"env.call\(name, indices\) returns an attribute"),
         (lambda env: env.set_attr("level", 2), r"env.configure\(indices, name=value\)"),
+        (lambda env: env.possible_agents, "env.agents has all agents"),
+        (lambda env: env.agent_iter(), "plays episodes.*docs/coming_from/pettingzoo.md"),
+        (lambda env: env.unwrapped, r"env.call\(name, \[0\]\)"),
+        (
+            lambda env: MultiAgentAlgorithm(env, **SMALL).set_env(env),
+            r"MultiAgentAlgorithm.load\(folder, env\) goes on",
+        ),
+        (lambda env: MultiAgentAlgorithm(env, **SMALL).save_replay_buffer("x"), r"keep the replay buffers.*sb3.md"),
+        (lambda env: MultiAgentAlgorithm(env, **SMALL).ep_info_buffer, "env_runners"),
     ],
 )
-def test_names_of_sb3s_vec_env_are_hinted_at(use: Callable[[Any], Any], instead: str) -> None:
+def test_names_of_sb3_and_pettingzoo_are_hinted_at(use: Callable[[Any], Any], instead: str) -> None:
     env = make_vec_env(ScriptedEnv)
     with pytest.raises(AttributeError, match=instead):
         use(env)
-    with pytest.raises(ConfigError, match=r"accepted: env.as_sb3_vec_env\(\), or a MultiAgentAlgorithm"):
-        marl_sb3.PPO("MlpPolicy", env)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"the envs come first, MultiAgentAlgorithm\(env, policy='MlpPolicy'\)"):
         MultiAgentAlgorithm("MlpPolicy", env)
     assert not hasattr(env, "nothing")
     assert not hasattr(env, "_nothing")
+
+
+@pytest.mark.parametrize("algorithm", [marl_sb3.PPO, marl_sb3.MaskablePPO, marl_sb3.DQN, marl_sb3.SAC])
+def test_a_drop_in_says_what_it_takes_in_place_of_envs_of_several_agents(algorithm: Any) -> None:
+    with pytest.raises(ConfigError, match=r"accepted: env.as_sb3_vec_env\(\), or a MultiAgentAlgorithm"):
+        algorithm("MlpPolicy", make_vec_env(ScriptedEnv))
+    for env in (ScriptedEnv(), pettingzoo.make("aec", "classic/rps-v2"), mpe2.simple_v3, ScriptedEnv, make):
+        with pytest.raises(ConfigError, match=r"\(...\).as_sb3_vec_env\(\), in which .*docs/coming_from/pettingzoo.md"):
+            algorithm("MlpPolicy", env)
 
 
 def test_functions_for_one_policy_are_told_what_to_take() -> None:

@@ -24,6 +24,9 @@ class Toy:
     def explain(self, name: str) -> str | None:
         return "'hurry' is a toy's name; accepted here: learning_rate" if name == "hurry" else None
 
+    def method(self, name: str, of: str = "algorithm") -> str | None:
+        return None
+
     def names_of(self, setting: str) -> str | None:
         return "the toy's hurry" if setting == "learning_rate" else None
 
