@@ -244,6 +244,18 @@ A `MultiAgentAlgorithm`, and a `Run` of `marl_sb3.train`, have an error for thes
 | --- | --- |
 {of_algorithm}
 
+What `marl_sb3.load_policies` returns has an error for these:
+
+| here | in RLlib |
+| --- | --- |
+{of_bundle}
+
+A `MultiAgentVecEnv` has an error for these names of RLlib's vector envs and groups of workers:
+
+| here | in RLlib |
+| --- | --- |
+{of_env}
+
 ## Attributes of a policy
 
 `algo.policies[POLICY_ID]` is an algorithm of SB3. Those that `marl_sb3` exports, such as `marl_sb3.PPO`, have an error

@@ -21,7 +21,7 @@ from marl_sb3.core.policies import activation_name
 from marl_sb3.core.processing import Processing, process_rows
 from marl_sb3.core.sb3 import States, reset_optimizers
 from marl_sb3.core.state import StateReader
-from marl_sb3.doors import POLICY_FILES
+from marl_sb3.doors import POLICY_FILES, counterpart
 from marl_sb3.errors import CheckpointError, ConfigError, require_known
 from marl_sb3.types import AgentID, FloatArray, PolicyID
 
@@ -49,6 +49,14 @@ class PolicyByAgent:
     candidates: Mapping[AgentID, Sequence[PolicyID]]
     spaces: Mapping[PolicyID, PolicySpaces]  # policy id -> observation and action space of the env
     processing: Mapping[PolicyID, Processing]  # policy id -> processing of observations, rewards and actions
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise an error; its message refers to what does the same here, or to the policies if they have it."""
+        instead = counterpart(name, "algorithm" if hasattr(type(self), "learn") else "bundle")
+        for policy_id, policy in self.__dict__.get("policies", {}).items() if not (instead or name[:1] == "_") else ():
+            if hasattr(policy, name):
+                instead = f": each policy has its own, algo.policies[{policy_id!r}].{name}"
+        raise AttributeError(f"{type(self).__name__} has no {'' if instead else 'attribute '}{name!r}{instead}")
 
     def agents_of(self, policy_id: PolicyID) -> list[AgentID]:
         """Return the agents that a policy may act for, in the env's order."""

@@ -28,7 +28,7 @@ from marl_sb3.core.training.loop import Counters, IterationReport, TrainingLoop
 from marl_sb3.core.training.results import Reporter, ShowProgress, iteration_result, machine_load
 from marl_sb3.core.training.setup import TrainingParts, constructor_arguments, set_up
 from marl_sb3.core.vec_env import MultiAgentVecEnv, as_vec_env
-from marl_sb3.doors import EXECUTIONS, VIEWS, Assignment, counterpart
+from marl_sb3.doors import EXECUTIONS, VIEWS, Assignment
 from marl_sb3.errors import CheckpointError, ConfigError, RunnersLostError
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 
@@ -152,14 +152,6 @@ class MultiAgentAlgorithm(PolicyByAgent):
         policies = f"policies {', '.join(names)}" if len(names) <= _SHOWN else f"{len(names)} policies"
         trained = f"{self.num_timesteps} env steps trained"
         return f"MultiAgentAlgorithm({env} x {self.env.num_envs}, {len(self.env.agents)} agents, {policies}, {trained})"
-
-    def __getattr__(self, name: str) -> Any:
-        """Raise an error; its message refers to what does the same here, or to the policies if they have it."""
-        instead = counterpart(name, "algorithm")
-        for policy_id, policy in self.__dict__.get("policies", {}).items() if not (instead or name[:1] == "_") else ():
-            if hasattr(policy, name):
-                instead = f": each policy has its own, algo.policies[{policy_id!r}].{name}"
-        raise AttributeError(f"MultiAgentAlgorithm has no {'' if instead else 'attribute '}{name!r}{instead}")
 
     # --- SB3's interface -------------------------------------------------------------------------------------------
 

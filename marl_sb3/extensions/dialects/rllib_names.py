@@ -254,8 +254,9 @@ ALWAYS: Mapping[str, Always] = {name: Always(*always) for name, always in _TABLE
 REASONS: Mapping[str, Sequence[str]] = _TABLES["no counterpart"]  # a reason, and what to set instead -> the names
 NO_COUNTERPART: Mapping[str, str] = {name: reason for reason, names in REASONS.items() for name in names}
 
-# Of an `algorithm`, a `policy` and an `episode` of RLlib, of a `callback` and its `parameter`s, of the arguments of a
-# `search` and of a `study` of Tune, of `algo` in small letters, and of a `module`: name -> what does the same here.
+# Of an `algorithm`, one without envs (`bundle`), an `env` of several, a `policy` and an `episode` of RLlib, of a
+# `callback` and its `parameter`s, of the arguments of a `search` and of a `study` of Tune, of `algo` in small letters,
+# and of a `module`: name -> what does the same here.
 METHODS: Mapping[str, Mapping[str, str]] = {
     of: {name: instead for instead, names in entries.items() for name in names}
     for of, entries in _TABLES["methods"].items()

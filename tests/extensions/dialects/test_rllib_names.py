@@ -86,6 +86,12 @@ info/learner/default_policy/learner_stats/cur_lr info/learner/default_policy/lea
 info/learner/default_policy/learner_stats/vf_loss num_agent_steps_sampled num_env_steps_sampled num_env_steps_trained
 num_healthy_workers policy_reward_mean/default_policy sampler_perf/mean_inference_ms
 sampler_results/episode_reward_mean timers/learn_time_ms timesteps_this_iter timesteps_total"""
+BUNDLE = """compute_action compute_actions compute_single_action config env_runner_group evaluate
+export_policy_model forward_exploration forward_inference from_checkpoint get_config get_module get_policy get_weights
+load_checkpoint restore restore_from_path save save_checkpoint save_to_path set_weights stop train training_step
+workers"""
+ENV = """close foreach_env foreach_env_runner foreach_worker get_agent_ids get_sub_environments local_env_runner
+local_worker poll remote_workers reset reset_at send_actions step vector_reset vector_step with_agent_groups"""
 SEARCH = """callbacks checkpoint_config config max_concurrent_trials max_failures metric name num_samples param_space
 reuse_actors run_config run_or_experiment scheduler search_alg storage_path time_budget_s tune_config verbose
 checkpoint_at_end checkpoint_freq keep_checkpoints_num local_dir resources_per_trial restore resume"""
@@ -106,6 +112,8 @@ def study() -> Any:
 OBJECTS: Mapping[str, tuple[str, str, Callable[[MultiAgentAlgorithm], Any]]] = {
     "algorithm": (ALGORITHM, "algorithm", lambda algorithm: algorithm),
     "run": (ALGORITHM, "algorithm", lambda algorithm: Run(files=None, config=None, algorithm=algorithm)),  # type: ignore[arg-type]
+    "bundle": (BUNDLE, "bundle", lambda algorithm: algorithm.bundle()),
+    "env": (ENV, "env", lambda algorithm: algorithm.env),
     "policy": (POLICY, "policy", lambda algorithm: algorithm.policies["shared"]),
     "episode": (EPISODE, "episode", lambda _: RunningEpisode("0-1", 0, ["agent1"])),
     "study": (STUDY, "study", lambda _: study()),
