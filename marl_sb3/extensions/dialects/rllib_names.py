@@ -80,6 +80,14 @@ def _epsilon_greedy(value: Any, _: int) -> Any:
     return _of_kind("epsilon", Fraction | Points)([[warmup, first], [warmup + env_steps, last]], 0)
 
 
+def _sampled(value: Any, _: int) -> Any:
+    """RLlib's class `StochasticSampling` of older versions, which algorithms with a distribution always do."""
+    if value == {"type": "StochasticSampling"}:
+        return NOT_SET
+    accepted = "{type: StochasticSampling}, or EpsilonGreedy with DQN and QRDQN; noise is action_noise of TD3 and DDPG"
+    raise ConfigError(f"RLlib's exploration_config is {shown(value)}; accepted: {accepted}")
+
+
 def _of_kind(name: str, kind: Any) -> Callable[[Any, int], Any]:
     """Return a conversion of values of a kind, such as RLlib's schedules; None is not set."""
 
@@ -195,6 +203,7 @@ DEPENDENT: Mapping[str, tuple[Meaning, ...]] = {
     ),
     "exploration_config": (
         Meaning("exploration_schedule", _epsilon_greedy, "`{type: EpsilonGreedy, ...}`: points", *_Q),
+        Meaning("exploration_schedule", _sampled, "`{type: StochasticSampling}`: not set", "all others", _ALL[1]),
     ),
     "lr_schedule": (Meaning("learning_rate", _points["lr_schedule"], "`null`: not set", *_ALL),),
     "entropy_coeff_schedule": (Meaning("ent_coef", _points["entropy_coeff_schedule"], "`null`: not set", *_BONUS),),

@@ -62,6 +62,8 @@ FIELD_VALUES: dict[str, tuple[Any, str, Any]] = {
     "metrics_num_episodes_for_smoothing": (7, "stats_window_size", 7),
     "policy_mapping_fn": ("swap", "mapping", "swap"),
     "horizon": (50, "episode_horizon", 50),
+    "max_num_worker_restarts": (7, "max_worker_restarts", 7),
+    "evaluation_num_episodes": (7, "evaluation.duration", 7),
     "checkpoint_freq": (7, "checkpoints.every", 7),
     "checkpoint_frequency": (0, "checkpoints.every", 0),
     "keep_checkpoints_num": (7, "checkpoints.keep", 7),
@@ -186,6 +188,7 @@ MEANINGS = [
         {"exploration_config": {"type": "EpsilonGreedy", "warmup_timesteps": 500, "epsilon_timesteps": 1000}},
         {"exploration_schedule": [[500, 1.0], [1500, 0.05]]},
     ),
+    ("ppo", {"exploration_config": {"type": "StochasticSampling"}}, {}),
     ("ppo", {"lr": RATES}, {"learning_rate": RATES}),
     ("sac", {"lr_schedule": RATES}, {"learning_rate": RATES}),
     ("ppo", {"lr_schedule": None, "entropy_coeff_schedule": None}, {}),
@@ -367,7 +370,10 @@ def test_a_later_source_wins_by_whatever_name() -> None:
             {"algo": "dqn", "exploration_config": {"type": "SoftQ"}},
             r"exploration_config is .*; accepted: {type: .*PolicySpec\(exploration=marl_sb3.SoftQ",
         ),
-        ({"exploration_config": {"type": "EpsilonGreedy"}}, "exploration_config has no counterpart for ppo; it means"),
+        (
+            {"exploration_config": {"type": "EpsilonGreedy"}},
+            "exploration_config is {'type': 'EpsilonGreedy'}; accepted: {type: StochasticSampling}, or EpsilonGreedy ",
+        ),
         (
             {"use_lstm": True},
             "use_lstm is True; accepted: false; for an LSTM, set algo=recurrent_ppo",
