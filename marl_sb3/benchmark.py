@@ -30,7 +30,7 @@ and may run on several machines at once, in a folder that they share.
 
 examples
   python -m marl_sb3.benchmark quick
-  python -m marl_sb3.benchmark my.yml --processes 8 --curves png
+  python -m marl_sb3.benchmark my.yml --processes 8 --out my.html
   python -m marl_sb3.benchmark my.yml --folder /shared/my --worker
 
 exit codes: 1 a training has failed, 2 wrong command line or file,
@@ -62,6 +62,7 @@ def main(
         "--curves FORMAT",
         "also draw the learning curves in each env, into the folder; default: none",
     ],
+    out: Annotated[Path | None, "--out FILE", "also a page with tables and learning curves, FILE.html; default: none"],
     trust_file: Annotated[
         bool,
         "--trust-file",
@@ -75,6 +76,10 @@ def main(
     """Train, print the table and the files; returns the exit code."""
     if curves is not None:
         require_extra(f"--curves {curves}", "report" if curves == "html" else "plot")
+    if out is not None:
+        from marl_sb3.results import require_drawable
+
+        require_drawable(out, [".html"])
     with without_collections():
         from marl_sb3.tools.benchmarking import how_it_ended, read_benchmark, run_benchmark, work, write_outcome
 
@@ -90,11 +95,13 @@ def main(
         options += [f"--import={module}" for module in imports]
         say(f"continue with: python -m marl_sb3.benchmark {shlex.join([file, *options])}")
         raise
-    files = write_outcome(benchmark, curves)
+    files = write_outcome(benchmark, curves, out)
     if not quiet:
         _print_table(benchmark)
         for path in files:
             say(str(benchmark.shown / path.relative_to(benchmark.folder)))
+        if out is not None:
+            say(str(out))
     print_text(benchmark.shown)
     return _exit_code(benchmark)
 
@@ -122,8 +129,9 @@ def _print_table(benchmark: "Benchmark") -> None:
         lines = list(of_env)
         measured = {line[place] for line in lines} - {"-"}
         one = measured.pop() if len(measured) == 1 else None
-        several = ("algorithm", "measured", "IQM (95 %)", "random")  # the rest of those is in table.md
-        columns = [at for at, name in enumerate(HEAD) if (name in several if one is None else at not in (0, place))]
+        several = ("algorithm", "measured", "IQM (95 %)", "random")  # the rest is in table.md
+        single = [name for name in HEAD if name not in ("env", "measured", "env steps/s")]
+        columns = [HEAD.index(name) for name in (several if one is None else single)]
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in columns:
             table.add_column(HEAD[column], overflow="fold")  # a number that is cut is another number

@@ -48,15 +48,11 @@ def main(
 ) -> int:
     """Print the comparison, and write its page; returns the exit code."""
     from marl_sb3.errors import ConfigError
-    from marl_sb3.results import RETURN, group_by_argument, read_records
-    from marl_sb3.startup import require_extra
+    from marl_sb3.results import RETURN, group_by_argument, read_records, require_drawable
     from marl_sb3.tools.looking import compare_groups
 
     if out is not None:
-        if out.suffix != ".html":
-            raise ConfigError(f"--out is {out}; accepted: a file that ends with .html", key="--out")
-
-        require_extra(out.name, "report")
+        require_drawable(out, [".html"])
     if len(set(runs)) < len(runs):
         raise ConfigError("an experiment is given twice; accepted: different ones", key="run")
     groups = group_by_argument({label: read_records(path) for label, path in zip(_labels(runs), runs, strict=True)})

@@ -49,10 +49,10 @@ _FORMATS = (".png", ".svg", ".html", ".pdf")
 _MOST_GROUPS = len(COLORS)
 
 
-def require_drawable(path: Path) -> None:
+def require_drawable(path: Path, formats: Sequence[str] = _FORMATS) -> None:
     """Raise ConfigError if a file's ending stands for no kind of figure, or the package for it is not installed."""
-    if path.suffix.lower() not in _FORMATS:
-        raise ConfigError(f"--out is {path}; accepted: a file that ends with {', '.join(_FORMATS)}", key="--out")
+    if path.suffix.lower() not in formats:
+        raise ConfigError(f"--out is {path}; accepted: a file that ends with {', '.join(formats)}", key="--out")
     if path.suffix.lower() == ".html":
         require_extra(path.name, "report")
     else:

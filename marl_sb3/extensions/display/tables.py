@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from typing_extensions import override
 
 from marl_sb3.core.metrics import Result, SampleStats, sample_stats
 from marl_sb3.extensions.display.screen import standard_console
@@ -196,8 +197,21 @@ def _figures(values: Sequence[float] | SampleStats) -> list[str]:
     return [*map(number, (stats.mean, stats.sd, stats.min, stats.max)), interval]
 
 
+class _Counts(ProgressColumn):
+    """How much of a task is done, in its unit: `1,000 of 4,000 env steps`."""
+
+    @override
+    def render(self, task: Task) -> Text:
+        total = "?" if task.total is None else f"{task.total:,.0f}"
+        return Text(f"{task.completed:,.0f} of {total} {task.fields.get('unit', '')}".rstrip())
+
+
 def progress_bars() -> Progress:
-    """Make bars on standard error that disappear when they are left; none if it is not a terminal."""
+    """Make bars on standard error that disappear when they are left; none if it is not a terminal.
+
+    A task has its unit as field `unit`, unless its description says it.
+    """
     console = standard_console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    name = TextColumn("{task.description}", markup=False)
+    columns = (name, BarColumn(bar_width=None), _Counts(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal, expand=True)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -15,20 +16,22 @@ from msgspec import Meta, Struct
 
 from marl_sb3.core.metrics import bootstrap_interval, interquartile_mean
 from marl_sb3.evaluation import OUTCOMES
-from marl_sb3.extensions.display import duration, number
-from marl_sb3.files import path_is_usable, read_json, read_regular, write_whole
+from marl_sb3.extensions.display import Page, duration, note, number, table
+from marl_sb3.files import named_by_user, path_is_usable, read_json, read_regular, write_whole
 from marl_sb3.results import (
     RETURN,
+    Figure,
     Groups,
     draw_up,
     group_by_argument,
     marl_eval_data,
+    plotly_html,
     read_run,
     write_figure,
 )
 from marl_sb3.tools.benchmarking.plan import OUTCOME, Benchmark, EnvOfBenchmark, Training
 
-HEAD = ("env", "algorithm", "seeds", "env steps", "measured", "IQM (95 %)", "random", "seconds", "CPU s")
+HEAD = ("env", "algorithm", "seeds", "env steps", "measured", "IQM (95 %)", "random", "seconds", "CPU s", "env steps/s")
 POINTS = 20  # evaluations of a run in marl-eval's form
 
 
@@ -111,14 +114,16 @@ def rows(benchmark: Benchmark) -> Iterator[Sequence[str]]:
             reached = " to ".join(f"{each:,}" for each in dict.fromkeys((steps[0], steps[-1])))
             costs = [median(each.seconds or 0.0 for each in results)]
             costs += [median(each.processor_seconds or 0.0 for each in results)]
+            speeds = [each.env_steps / each.seconds for each in results if each.seconds]
+            speed = f"{median(speeds):,.0f}" if speeds else "-"
             for name in _shown(env, results[0]):
                 values = [value for each in results if (value := each.metrics.get(name)) is not None]
                 measured = _words(name, results[0])
                 first = first or measured
-                figures = [interval(values), number(at_random.get(name)), *(number(cost, 1) for cost in costs)]
+                figures = [interval(values), number(at_random.get(name)), *(number(cost, 1) for cost in costs), speed]
                 yield [env.name, algo, seeds, reached, measured, *figures]
         for who, value in env.references.items():
-            yield [env.name, who, "", "", first, number(value), "", "", ""]
+            yield [env.name, who, "", "", first, number(value), "", "", "", ""]
 
 
 def interval(values: Sequence[float]) -> str:
@@ -142,12 +147,14 @@ def markdown(benchmark: Benchmark) -> str:
 # --- Files -----------------------------------------------------------------------------------------------------------
 
 
-def write_outcome(benchmark: Benchmark, curves: str | None = None) -> list[Path]:
-    """Write the table, the JSON, and figures of learning curves if wanted; returns the files.
+def write_outcome(benchmark: Benchmark, curves: str | None = None, out: Path | None = None) -> list[Path]:
+    """Write the table, the JSON, and figures of learning curves and a page if wanted; returns the files.
 
     Args:
         curves: ending of the figures' files, such as `png`; None: there are none.
+        out: the file of the page, which is not among those that are returned; None: there is none.
     """
+    figures: dict[str, Figure] = {}
     files = [write_whole(benchmark.folder / OUTCOME[0], markdown(benchmark))]
     data: dict[str, Any] = {}
     for env, algos in benchmark.pairs.items():
@@ -166,13 +173,37 @@ def write_outcome(benchmark: Benchmark, curves: str | None = None) -> list[Path]
             if (result := result_of(each)) is not None
         }
         data |= marl_eval_data(groups, points=POINTS, absolute=absolute)
+        if curves is not None or out is not None:
+            figures[env.name] = draw_up(groups, [RETURN], statistic="iqm")
         if curves is not None:
-            figure = draw_up(groups, [RETURN], statistic="iqm")
-            files.append(write_figure(figure, benchmark.folder / f"{env.folder.name}.{curves}", env.name))
+            path = benchmark.folder / f"{env.folder.name}.{curves}"
+            files.append(write_figure(figures[env.name], path, env.name))
     if data:
         text = json.dumps(data, allow_nan=False, indent=1)
         files.append(write_whole(benchmark.folder / OUTCOME[1], text))
+    if out is not None:
+        with named_by_user(out):
+            _page(benchmark, figures).write(out)
     return files
+
+
+def _page(benchmark: Benchmark, figures: Mapping[str, Figure]) -> Page:
+    """Make the page of a benchmark: for each env a table and the learning curves, and what has failed."""
+    page = Page(f"Benchmark {Path(benchmark.file).stem}")
+    explained = (
+        "IQM: interquartile mean over the seeds of what the trained policies reach, with its 95 % interval; random: "
+        "what random agents reach. Seconds are medians of the rollouts and updates of a training."
+    )
+    for name, of_env in groupby(rows(benchmark), key=lambda row: row[0]):
+        parts = [table([row[1:] for row in of_env], HEAD[1:]), *map(note, filter(None, [explained]))]
+        explained = ""
+        if (figure := figures.get(name)) is not None:
+            parts += [plotly_html(page, figure), *map(note, filter(None, (figure.caption, *figure.notes)))]
+        page.add(name, *parts)
+    failed = [how_it_ended(each) for each in benchmark.trainings if each.failure_file.exists()]
+    if failed:
+        page.add("Failed", *map(note, failed))
+    return page
 
 
 def _groups(env: EnvOfBenchmark, done: Mapping[str, Sequence[Training]]) -> Groups:

@@ -112,5 +112,6 @@ class _Look:
             steps = (result or {}).get("num_env_steps_sampled_lifetime")
             if isinstance(steps, int):
                 if training not in self._running:
-                    self._running[training] = self._bars.add_task(str(training), total=training.config.n_timesteps)
+                    steps_in_all = training.config.n_timesteps
+                    self._running[training] = self._bars.add_task(str(training), total=steps_in_all, unit="env steps")
                 self._bars.update(self._running[training], completed=steps)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from display_results import Clock
+from rich.console import Console
 
-from marl_sb3.extensions.display import ProgressClock
+from marl_sb3.extensions.display import ProgressClock, progress_bars
 from marl_sb3.extensions.display.progress import Series
 from marl_sb3.extensions.display.tables import shown_agents
 from marl_sb3.startup import COMPILING_S
@@ -104,3 +107,15 @@ def test_a_constant_has_no_trend() -> None:
     for iteration in range(1, 41):
         series.add(0.1, iteration)
     assert set(series.trend(7)) == {0.1}
+
+
+def test_bars_count_in_units() -> None:
+    bars = progress_bars()
+    bars.add_task("arena, ppo, seed 0", total=4000, completed=1000, unit="env steps")
+    bars.add_task("video frames", total=None)
+    shown = io.StringIO()
+    Console(file=shown, width=100).print(bars.get_renderable())
+    first, second = shown.getvalue().splitlines()
+    assert "1,000 of 4,000 env steps" in first
+    assert "0 of ?" in second
+    assert len(first.rstrip()) > 90  # the bar takes what the words leave

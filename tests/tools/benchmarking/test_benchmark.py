@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -105,8 +106,15 @@ def test_processes_share_the_trainings_and_each_is_the_run_that_is_trained_alone
     assert train(["--resume", str(same), "--timesteps", "40", "--quiet"]) == 0
     assert capsys.readouterr().err == ""  # it knows of no benchmark
 
-    assert main(["tiny.yml"]) == 0  # all are done
+    assert main(["tiny.yml", "--out", "pages/tiny.html"]) == 0  # all are done
     assert "4 trainings, 4 done" in capsys.readouterr().out
+    page = Path("pages/tiny.html").read_text()
+    assert re.findall("<h[12]>(.*)</h[12]>", page) == ["Benchmark tiny", "arena"]
+    cells = re.findall("<t[dh].*?>(.*?)</t[dh]>", page)
+    assert [cells[at : at + len(rows[0]) - 1] for at in range(0, len(cells), len(rows[0]) - 1)] == [
+        line[1:] for line in (rows[0], *rows[2:])
+    ]
+    assert re.findall(r'<button .*?value="(.*?)"', page) == ["group ppo", "group slow"]
     Path("tiny.yml").write_text(TINY.replace("gamma", "").replace("1.0e-5", "2.0e-5"))
     assert "slow has trainings with hyperparameters.learning_rate 1e-05, and tiny.yml now has 2e-05" in refusal(
         main, ["tiny.yml"], capsys

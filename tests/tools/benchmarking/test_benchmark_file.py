@@ -114,3 +114,5 @@ def test_curves_name_the_extra_that_is_missing(
     assert "--curves png needs matplotlib, which is not installed" in refusal(
         main, ["some.yml", "--curves=png"], capsys
     )
+    assert "page.html needs plotly, which is not installed" in refusal(main, ["some.yml", "--out=page.html"], capsys)
+    assert "accepted: a file that ends with .html" in refusal(main, ["some.yml", "--out=page.png"], capsys)
