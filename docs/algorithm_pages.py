@@ -270,13 +270,16 @@ def _reached(name: str) -> str:
             algo = re.search(r"--algo (\w+)", arguments)
             is_own = name == (algo[1] if algo else "ppo")
         env_steps, cpu_seconds, measured, *seeds, random = cells[:7]
-        values = arguments, env_steps, cpu_seconds, measured, ", ".join(seeds), random
+        values = arguments.partition(" ")[0], env_steps, cpu_seconds, measured, ", ".join(seeds), random
         rows += [f"| {' | '.join(values)} |"] if is_own else []
     more = "[Presets](../presets.md) says how it was measured, and has curves and references."
     if not rows:
         return "No preset of it is measured over three seeds; [presets](../presets.md) has those that are.\n"
-    head = "| arguments | env steps | CPU seconds | measured | seeds 0, 1, 2 | random policy |\n|" + " --- |" * 6
-    return "\n".join([head, *rows]) + f"\n\n{more}\n"
+    head = [
+        "| env | env steps | CPU seconds | measured | seeds 0, 1, 2 | random policy |",
+        "| --- | ---: | ---: | --- | ---: | ---: |",
+    ]
+    return "\n".join([*head, *rows]) + f"\n\n{more}\n"
 
 
 def _hyperparameters(info: AlgorithmInfo) -> str:
