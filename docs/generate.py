@@ -127,8 +127,8 @@ def checks_page() -> str:
     ]
     intro = (
         "# Checks of doctor\n\n"
-        "All mistakes that `python -m marl_sb3.doctor` looks for, see [examine an env](../how_to/doctor.md). A test puts\n"
-        "each of them into a small env, and requires that this one alone is found.\n\n"
+        "All mistakes that `python -m marl_sb3.doctor` looks for, see [examine an env](../how_to/doctor.md). A test\n"
+        "puts each of them into a small env, and requires that this one alone is found.\n\n"
     )
     header = ["| check | severity | what is wrong | why it matters | what to do |", "| --- | --- | --- | --- | --- |"]
     return intro + "\n".join([*header, *rows]) + "\n"
