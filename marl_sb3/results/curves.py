@@ -163,8 +163,10 @@ def _curve(
     grid = one if shared else np.unique(np.linspace(start, max(start, end), _POINTS))
     values = np.array([np.interp(grid, x, y, left=math.nan, right=math.nan) for x, y in points])
     center, low, high = _over_runs(values, STATISTICS[statistic][1])
-    bounds = (low, high) if len(values) > 1 else (None, None)
-    return Curve(label, part, grid, center, *bounds, len(values), np.array([y[-1] for _, y in points]))
+    ends = np.array([y[-1] for _, y in points])
+    if len(points) == 1:
+        return Curve(label, part, grid, center, ends=ends)
+    return Curve(label, part, grid, center, low, high, len(points), ends)
 
 
 def _over_runs(values: Array, of_runs: Callable[[Array], Array]) -> tuple[Array, Array, Array]:

@@ -298,7 +298,7 @@ def _slices(drawing: _Drawing) -> Any:
 def _axis(trials: Sequence[FrozenTrial], name: str) -> tuple[list[float], dict[str, Any]]:
     """Where the values of a parameter are on its axis; choices are at 0, 1, ... in their order."""
     values = [trial.params[name] for trial in trials]
-    domain = trials[-1].distributions[name]
+    domain: Any = trials[-1].distributions[name]
     if isinstance(domain, CategoricalDistribution):
         places = {value_text(value): place for place, value in enumerate(domain.choices)}
         labels = [words(label if len(label) <= _LONGEST_LABEL else f"{label[:_LONGEST_LABEL]}...") for label in places]
