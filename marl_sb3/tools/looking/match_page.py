@@ -209,17 +209,22 @@ def _mean(stats: SampleStats | None, intervals: bool) -> str:
 # --- The page --------------------------------------------------------------------------------------------------------
 
 
-def sections(page: Page, found: Match) -> Iterator[tuple[str, list[Html]]]:
-    """The sections of a page about a match: the players, how runs became better, and heat maps."""
-    order = _order(found)
-    head, rows = _players(found, order, found.sides)
+def players(found: Match) -> list[Html]:
+    """The table of players, and what was found in words."""
+    head, rows = _players(found, _order(found), found.sides)
     explained = (
         "Ratings are on Elo's scale: with 400 more, a player wins ten times as often as it loses; the mean is 0. "
         if "rating" in head
         else ""
     ) + "Own: mean return of a side where the player takes all sides; others: where others take the other sides."
     lines = [_how(found), *sentences(found), *(f"Note: {line}" for line in found.notes)]
-    yield "Players", [table(rows, head), note(explained), *map(note, lines)]
+    return [table(rows, head), note(explained), *map(note, lines)]
+
+
+def sections(page: Page, found: Match) -> Iterator[tuple[str, list[Html]]]:
+    """The sections of a page about a match: the players, how runs became better, and heat maps."""
+    order = _order(found)
+    yield "Players", players(found)
     progress = _progress(found)
     if progress.panels:
         text = "Ratings of the checkpoints of a run against each other and the other players, with 95 % intervals."

@@ -115,6 +115,12 @@ class Match:
 
         return write(self, Path(path))
 
+    def _repr_html_(self) -> str:
+        """Return the match as notebooks show it: the players, and what was found."""
+        from marl_sb3.tools.looking.match_page import players
+
+        return "".join(players(self))
+
     def __repr__(self) -> str:
         ranked = ", ".join(
             each.name if each.rating is None else f"{each.name} {each.rating.rating:+.0f}" for each in self.players

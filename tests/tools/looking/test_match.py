@@ -423,6 +423,7 @@ def test_ratings_of_checkpoints_are_a_curve_on_the_page(tmp_path: Path) -> None:
     page = replace(found, players=players, env="<b>").write(tmp_path / "x.html").read_text()
     assert "<h2>Did it get better?</h2>" in page
     assert "Match in &lt;b&gt;" in page
+    assert replace(found, env="<b>")._repr_html_().count("&lt;b&gt;") == 1  # what notebooks show
     assert "<h2>Points of the row against the column, %</h2>" in page
 
 
