@@ -230,7 +230,7 @@ These values are accepted and change nothing. All others are errors.
 
 `--stop`, `checkpoints.metric`, `tune --objective`, `StopOnMetric` and `compare --metric` refuse these names of results,
 and say what they are here. A name that ends with `/` stands for all that begin with it. In `learners/`, RLlib's ids of
-modules are those of policies. The first rows have SB3's names.
+modules are those of policies. Names that begin with `rollout/`, `time/` and `eval/` are SB3's.
 
 | here | in RLlib and SB3 |
 | --- | --- |
