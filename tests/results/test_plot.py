@@ -144,7 +144,8 @@ def test_a_file_of_each_kind(runs: Path, ending: str, capsys: Any) -> None:
         assert "arena" in text
         assert "<script src=" not in text
     if ending == "html":
-        assert re.findall(r'<button .*?value="(.*?)"', text) == ["group a2c", "group ppo", "part a", "part b"]
+        legend = text.partition('<div class="key">')[2].partition("</div>")[0]
+        assert re.findall('value="([^"]*)"', legend) == ["group a2c", "group ppo", "part a", "part b"]
         assert len(re.findall(r'id="plot-\d"', text)) == 2  # a figure for each panel, beside or below each other
 
 
