@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from docutils import nodes
+
 import marl_sb3
 from marl_sb3.cli import documented
 
@@ -38,6 +40,17 @@ def add_fields(_app: Any, what: str, _name: str, obj: Any, _options: Any, lines:
         lines += ["Attributes:", *entries, ""] if entries else []
 
 
+def label_cells(_app: Any, doctree: Any, _page: str) -> None:
+    """Put the heading of its column into each cell, for narrow windows where a row is a paragraph; see tables.css."""
+    for table in doctree.findall(nodes.table):
+        heads = [entry.astext() for row in table.findall(nodes.thead) for entry in row.findall(nodes.entry)]
+        for row in (row for body in table.findall(nodes.tbody) for row in body.findall(nodes.row)):
+            for head, cell in list(zip(heads, row.children, strict=False))[1:]:
+                if len(heads) > 2 and head not in ("", "what") and cell.astext():
+                    cell[0].insert(0, nodes.inline("", f"{head}: ", classes=["label"]))
+
+
 def setup(app: Any) -> None:
     """Be called by Sphinx."""
+    app.connect("doctree-resolved", label_cells)
     app.connect("autodoc-process-docstring", add_fields, priority=400)  # before napoleon's

@@ -50,7 +50,7 @@ def draw(file: Path) -> None:
     figure = Figure(figsize=(8.6, 2.4), dpi=130, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1.5, 1])
     bars(left, "env steps per second", speeds, ",.0f")
-    bars(right, "seconds to a return of 15", {"RLlib": turns("rllib_reach"), "marl_sb3": turns("ours_reach")}, ".1f")
+    bars(right, "seconds to a return of 15", {"RLlib": turns("rllib_reach"), "marl_sb3": turns("ours_reach")}, ".3g")
     figure.savefig(file)
 
 
