@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from optuna.distributions import CategoricalDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 from plotly.graph_objects import Figure
 
@@ -304,6 +304,8 @@ def _axis(trials: Sequence[FrozenTrial], name: str) -> tuple[list[float], dict[s
         labels = [words(label if len(label) <= _LONGEST_LABEL else f"{label[:_LONGEST_LABEL]}...") for label in places]
         ticks = {"tickvals": [*places.values()], "ticktext": labels, "range": [-0.5, len(domain.choices) - 0.5]}
         return [places[value_text(value)] for value in values], ticks
+    if not isinstance(domain, IntDistribution | FloatDistribution):
+        return values, {}
     low, high = min(domain.low, *values), max(domain.high, *values)
     if domain.log:
         return values, _log_axis(low, high)
