@@ -1,6 +1,6 @@
 """Finalists: the best trials and the preset, trained with fresh seeds, and which of their settings should be used.
 
-The best value of many trials is partly luck. Therefore the best few are trained again, with seeds that no trial had,
+The best value of many trials is partly due to chance. Therefore the best few are trained again, with seeds that no trial had,
 beside the preset, for no more env steps in all than the trials had, unless the user wants more. They race: after 40 %
 and 70 % of the seeds those are left out that are worse than the preset on average, or than the best with a probability
 of 90 %. In the end a trial is better than the preset if the interval of the difference lies above 0, which by chance
@@ -241,7 +241,7 @@ def decide(study: TuneStudy) -> Recommendation | None:
     if race is None:
         best = study.best_trial
         words = f"Trial {best.number} has the best value, {number(value_of(best))}, of one training each."
-        luck = "It was not compared with the preset, and the best of many values is partly the best by chance."
+        luck = "It was not compared with the preset, and the best of many values is partly due to chance."
         return Recommendation(best, f"{words} {luck}")
     if race.missing():
         return None

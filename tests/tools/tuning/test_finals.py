@@ -394,12 +394,12 @@ def test_of_an_interrupted_race_those_that_may_still_win_are_racing() -> None:
     assert [row[-1] for row in rows(after_a_look)] == ["", "left out", "still racing"]
 
 
-def test_without_a_race_the_best_trial_is_used_and_called_lucky(study: TuneStudy) -> None:
+def test_without_a_race_the_best_trial_is_used_and_said_to_be_untested(study: TuneStudy) -> None:
     plan_race(study, 3, 0)
     decision = decide(study)
     assert decision is not None
     assert decision.trial == study.best_trial
-    assert decision.sentence.endswith("the best of many values is partly luck.")
+    assert decision.sentence.endswith("the best of many values is partly due to chance.")
 
 
 def test_the_preset_is_kept_if_all_other_trials_are_pruned(study: TuneStudy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,7 +275,7 @@ def test_best_settings_say_where_they_are_from(tmp_path: Path) -> None:
     write_config(study, add(study, value=-2.80125014744699))
     assert lines_of_best(study)[:4] == [
         "# Study two lines: Trial 0 has the best value, -2.80, of one training each. It was not compared with the "
-        "preset, and the best of many values is partly the best by chance.",
+        "preset, and the best of many values is partly due to chance.",
         "# Trial 0: -2.80125 (min) of sum, mean_of_last_3 of 1 evaluation of 5 episodes, with seed 100.",
         "# The trial had 100 env steps; n_timesteps is that of a whole training.",
         "arena:",
