@@ -1,6 +1,6 @@
 """Finalists: the best trials and the preset, trained with fresh seeds, and which of their settings should be used.
 
-The best value of many trials is partly due to chance. Therefore the best few are trained again, with seeds that no trial had,
+The best value of many trials is partly due to chance. Therefore the best few are trained again, with other seeds,
 beside the preset, for no more env steps in all than the trials had, unless the user wants more. They race: after 40 %
 and 70 % of the seeds those are left out that are worse than the preset on average, or than the best with a probability
 of 90 %. In the end a trial is better than the preset if the interval of the difference lies above 0, which by chance
