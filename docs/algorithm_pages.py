@@ -270,7 +270,8 @@ def _reached(name: str) -> str:
             algo = re.search(r"--algo (\w+)", arguments)
             is_own = name == (algo[1] if algo else "ppo")
         env_steps, cpu_seconds, measured, *seeds, random = cells[:7]
-        values = arguments.partition(" ")[0], env_steps, cpu_seconds, measured, ", ".join(seeds), random
+        env = re.sub(r" --algo \w+", "", arguments)
+        values = env, env_steps, cpu_seconds, measured, ", ".join(seeds), random
         rows += [f"| {' | '.join(values)} |"] if is_own else []
     more = "[Presets](../presets.md) says how it was measured, and has curves and references."
     if not rows:
