@@ -20,6 +20,7 @@ import pettingzoo
 
 from marl_sb3.core.envs import (
     EnvFactory,
+    env_factory,
     factory_in_registries,
     import_from_here,
     imported_modules,
@@ -109,7 +110,12 @@ def _imported_factory(path: str) -> EnvFactory:
         raise ConfigError(f"env {path!r}: {module_name!r} is a file; did you mean {file}:{attribute}?", key="env")
     module = import_from_here(module_name, f"env {path!r}", "package.module:factory")
     # As in `gymnasium.make("module:Env-v0")`: importing the module may have registered an env of this id.
-    factory = getattr(module, attribute, None) or factory_in_registries(attribute)
+    try:
+        factory = getattr(module, attribute, None) or factory_in_registries(attribute)
+    except ImportError as error:  # of a package that imports its modules when they are looked up
+        raise ConfigError(f"env {path!r}: cannot import {attribute!r}: {error}", key="env") from error
+    if isinstance(factory, ModuleType):
+        return env_factory(module_id(factory))
     if factory is None:
         callables = [name for name, value in vars(module).items() if callable(value)]
         close = did_you_mean(attribute, callables, 3)

@@ -164,6 +164,26 @@ class SeveralKind(EnvKind):
 SEVERAL = SeveralKind()
 
 
+class DeadActKind(EnvKind):
+    """Envs in SuperSuit's `black_death`, whose agents act after their end: taken as they are, with a warning."""
+
+    what = "a pettingzoo.ParallelEnv"
+
+    def recognises(self, env: Any) -> bool:
+        """Whether one of its wrappers is that one; SuperSuit is not imported for that."""
+        while isinstance(env, ParallelEnv) and type(env).__name__ != "black_death_par":
+            env = getattr(env, "env", None)
+        return isinstance(env, ParallelEnv)
+
+    def as_parallel(self, env: Any) -> ParallelEnv:
+        """Return the env."""
+        _warn_of_dead_agents()
+        return env
+
+
+DEAD_ACT = DeadActKind()
+
+
 def _is_of_sb3(env: Any) -> bool:
     """Whether it is an SB3 `VecEnv`; SB3 is not imported for that."""
     of_sb3 = ("stable_baselines3.common.vec_env.base_vec_env", "VecEnv")
@@ -189,6 +209,12 @@ def _warn_of_one_agent(name: str, parts: int) -> None:
     words = "env %s: observations and actions are tuples of %s equal parts, and are taken as those of one agent"
     way = "if each part is that of an agent, use --set env_wrapper=as_agents, or marl_sb3.envs.AsAgents(env)"
     _log.warning(f"{words}; {way}", name, parts)
+
+
+@cache
+def _warn_of_dead_agents() -> None:
+    words = "the env is wrapped in SuperSuit's black_death: agents act and are trained after their end"
+    _log.warning("%s; leave it out, agents may end one by one here; see docs/coming_from/pettingzoo.md", words)
 
 
 def _name(env: Any) -> str:

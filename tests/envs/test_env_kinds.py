@@ -16,7 +16,7 @@ from gymnasium.wrappers import OrderEnforcing
 from pettingzoo import AECEnv, ParallelEnv
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
-from supersuit import pettingzoo_env_to_vec_env_v1
+from supersuit import black_death_v3, pettingzoo_env_to_vec_env_v1
 from test_rllib_envs import Echo
 from test_tuples import Pair
 from toy_envs import ScriptedEnv
@@ -103,6 +103,7 @@ EXAMPLES: dict[str | type, Callable[..., Any]] = {
     "tuples": Pair,
     "monitored": lambda: OrderEnforcing(Monitor(gymnasium.make("FrozenLake-v1"))),
     "dial": Dial,
+    "dead agents act": lambda: black_death_v3(ScriptedEnv()),
     ParallelEnv: ScriptedEnv,
     AECEnv: env_factory("pettingzoo.classic.rps.rps:env"),
     gymnasium.Env: env_factory("FrozenLake-v1"),

@@ -281,7 +281,10 @@ def specs_of_checkpoint(checkpoint: Checkpoint) -> dict[PolicyID, PolicySpec]:
     specs = StateReader(checkpoint.state).fields("specs")
     for policy_id in specs.names():
         if specs.value(policy_id) is None:
-            raise ConfigError(f"policy {policy_id!r} was made of classes or functions: pass `policies`", key="policies")
+            words = (
+                f"policy {policy_id!r} was made of classes or functions: pass `policies`, which no checkpoint holds, as"
+            )
+            raise ConfigError(f"{words} in policies={{{policy_id!r}: PolicySpec(...)}}", key="policies")
     try:
         return {policy_id: PolicySpec.from_plain(specs.fields(policy_id)) for policy_id in specs}
     except ConfigError as error:
