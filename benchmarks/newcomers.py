@@ -19,7 +19,6 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +31,7 @@ import pettingzoo
 import sb3_contrib
 import stable_baselines3
 import supersuit
-from command_line import add_count, add_names, parser
+from command_line import add_names, parser
 from measure import Comparison, Report, Setting, number, say, take_turns
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import make_vec_env as make_sb3_vec_env
@@ -40,6 +39,7 @@ from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
+from trainings import one_torch_thread
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
@@ -47,14 +47,14 @@ from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
 SCRIPTS = Setting(
     what="scripts of SB3 with its default hyperparameters, but for the length of rollouts",
     hyperparameters={},
-    threads="the threads that each side takes by itself",
+    threads="1 for PyTorch",
     changes={"B": "compiled kernels act and compute the updates of plain MLPs", "C": "envs that step as arrays"},
     packages=("marl_sb3", "stable-baselines3", "sb3-contrib", "torch", "numpy", "gymnasium"),
 )
 TUTORIALS = Setting(
     what="PettingZoo's tutorials of SB3, as many env steps with marl_sb3",
     hyperparameters={},
-    threads="the threads that each side takes by itself",
+    threads="1 for PyTorch",
     changes={"D": "other hyperparameters; agents that have ended are not trained; both players of a game are paid"},
     packages=("marl_sb3", "stable-baselines3", "sb3-contrib", "pettingzoo", "supersuit", "torch", "numpy"),
 )
@@ -128,7 +128,9 @@ CASES: Mapping[str, Script] = {
     "ppo_continuous": Script("PPO, Pendulum-v1", "PPO", "Pendulum-v1"),
     "ppo_normalized": Script("the same in SB3's `VecNormalize`", "PPO", "Pendulum-v1", wrap=VecNormalize),
     "a2c": Script("A2C, CartPole-v1", "A2C", "CartPole-v1", settings={"n_steps": 5}),
-    "recurrent_ppo": Script("RecurrentPPO, CartPole-v1", "RecurrentPPO", "CartPole-v1", "MlpLstmPolicy"),
+    "recurrent_ppo": Script(
+        "RecurrentPPO, CartPole-v1", "RecurrentPPO", "CartPole-v1", "MlpLstmPolicy", settings={"n_steps": 64}
+    ),
     "trpo": Script("TRPO, CartPole-v1", "TRPO", "CartPole-v1"),
     "dqn": Script("DQN, CartPole-v1", "DQN", "CartPole-v1", n_envs=1, settings=REPLAY),
     "sac": Script("SAC, Pendulum-v1", "SAC", "Pendulum-v1", n_envs=1, settings=REPLAY),
@@ -361,9 +363,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_names(options, "--only", CASES)
     add_names(options, "--tutorials", TASKS)
     options.set_defaults(tutorials=())
-    add_count(options, "--seconds", 5, "seconds of each side in a turn")
+    options.add_argument("--seconds", type=float, default=5.0, help="of each side in a turn; default: 5")
     arguments = options.parse_args(argv)
-    warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
+    one_torch_thread()
     (compare_tutorials if arguments.tutorials else compare_scripts)(arguments)
 
 

@@ -68,6 +68,11 @@ RUNS = {
     "on_policy_vs_stock_sb3": Small(
         "--repeats 1 --env-steps 32", {"ppo", "a2c", "trpo", "maskable_ppo", "recurrent_ppo", "recurrent_ppo_64"}
     ),
+    "newcomers": Small(
+        "--repeats 1 --seconds 0.001 --only ppo_normalized,sac,own_network",
+        {"ppo_normalized", "sac", "own_network"},
+        {"CASES": {"ppo_normalized": {"settings": {"n_steps": 8}}, "sac": {"settings": {"learning_starts": 245}}}},
+    ),
     "update_vs_limit": Small(
         "--repeats 1 --epochs 1 --calls 2 --cases arena-64,cartpole-256",
         {"arena-64", "cartpole-256"},
@@ -217,6 +222,26 @@ def test_benchmark_writes_finite_figures_and_their_setting(
         assert speeds
         assert min(speeds) > 0
     assert len(capsys.readouterr().out.splitlines()) >= 4
+
+
+def test_a_tutorial_is_trained_and_played_on_both_sides(
+    load: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = load("newcomers")
+    small = {"env_steps": 16, "stock": {"n_steps": 4, "batch_size": 8}}
+    pond = {"env_kwargs": {"max_cycles": 8}, "ours": {"env": "waterworld", "settings": {"n_steps": 4, "n_envs": 2}}}
+    game = {"ours": {"algo": "maskable_ppo", "settings": {"n_steps": 4, "n_envs": 2}}}
+    put(
+        module,
+        {"EPISODES": 2, "TASKS": {"waterworld": {**small, **pond}, "connect_four": {**small, **game}}},
+        monkeypatch,
+    )
+    module.main(["--tutorials", "waterworld,connect_four", "--repeats", "1", "--json", "figures.json"])
+    results = written()["results"]
+    assert set(results) == {"waterworld", "connect_four"}
+    assert all(set(sides) == {"tutorial", "marl_sb3", "random"} for sides in results.values())
+    assert all(math.isfinite(figure) for figure in numbers(results))
+    assert len([line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]) == 8
 
 
 def raw_of(result: Any) -> list[Any]:
