@@ -24,6 +24,7 @@ from toy_envs import ScriptedEnv
 from marl_sb3 import make_vec_env
 from marl_sb3.core.envs import SingleAgentEnv, env_factory, make_env
 from marl_sb3.doors import ENV_KINDS, EnvKind
+from marl_sb3.envs import tuples
 from marl_sb3.errors import ConfigError
 
 SPACE = spaces.Discrete(5)
@@ -134,6 +135,13 @@ def test_what_holds_several_envs_is_refused(name: str) -> None:
             ConfigError, match=f"is a {name}, which holds several envs; accepted: a factory of one env, "
         ):
             make_vec_env(env)
+
+
+def test_dead_agents_that_act_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    tuples._warn_of_dead_agents.cache_clear()
+    make_vec_env(lambda: black_death_v3(ScriptedEnv()), n_envs=2)
+    (message,) = caplog.messages
+    assert "SuperSuit's black_death: agents act and are trained after their end; leave it out" in message
 
 
 def test_every_kind_at_the_door_is_tested() -> None:
