@@ -243,6 +243,7 @@ class Tutorial:
     stock: Mapping[str, Any]  # hyperparameters of the tutorial
     ours: Mapping[str, Any]  # arguments of `train`
     is_game: bool = False
+    may_die: bool = False  # agents end one by one
 
     def train_stock(self, seed: int) -> Act:
         """Train as the tutorial does."""
@@ -252,7 +253,7 @@ class Tutorial:
             masked = lambda seen: {"observation": seen["observation"], "action_masks": seen["action_mask"]}  # noqa: E731
             return lambda agent, seen: int(game.predict(**masked(seen), deterministic=True)[0])
         env = pettingzoo.make("parallel", self.env_id, **self.env_kwargs)
-        env = supersuit.pettingzoo_env_to_vec_env_v1(supersuit.black_death_v3(env))
+        env = supersuit.pettingzoo_env_to_vec_env_v1(supersuit.black_death_v3(env) if self.may_die else env)
         env = supersuit.concat_vec_envs_v1(env, 8, num_cpus=1, base_class="stable_baselines3")
         model = stable_baselines3.PPO("MlpPolicy", env, device="cpu", **self.stock)
         model.set_random_seed(None)  # SuperSuit's vec envs take no seed: the turns differ by themselves
@@ -285,7 +286,9 @@ TASKS: Mapping[str, Tutorial] = {
         {"learning_rate": 1e-3, "batch_size": 256},
         {"env": "waterworld"},
     ),
-    "knights": Tutorial("butterfly/knights_archers_zombies-v11", 32_768, KNIGHTS, {"batch_size": 256}, {}),
+    "knights": Tutorial(
+        "butterfly/knights_archers_zombies-v11", 32_768, KNIGHTS, {"batch_size": 256}, {}, may_die=True
+    ),
     "connect_four": Tutorial("classic/connect_four-v3", 20_480, {}, {}, {"algo": "maskable_ppo"}, is_game=True),
 }
 EPISODES = 100
