@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from marl_sb3.cli import EXIT_DONE, Section, Verbosity, command
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from marl_sb3.extensions.display import Page
     from marl_sb3.tools.looking import Comparison
 
-_LONGEST_WHOLE = 40  # characters of a name that is never folded in a table
+_LONGEST_WHOLE = 40  # characters of a setting that is never folded in a table
+_GAP = 2  # characters between columns
 
 _EPILOG = """\
 Each argument is an experiment: all runs that it names, which should differ in
@@ -87,14 +89,17 @@ def _print(found: "Comparison") -> None:
     from marl_sb3.tools.looking import summary, tables
 
     console = standard_console()
-    for head, rows in tables(found):
+    for of_settings, (head, rows) in zip((False, False, True), tables(found), strict=True):
         if rows:
+            widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+            is_narrow = sum(widths) + _GAP * len(head) > console.width and not of_settings
             table = Table(box=None, pad_edge=False, header_style="bold")
-            whole = max(len(row[0]) for row in rows) <= _LONGEST_WHOLE  # a name that is folded reads as two
-            for at, name in enumerate(head):  # a number that is cut is another number
-                table.add_column(name, overflow="fold", no_wrap=whole and not at)
-            for row in rows:
-                table.add_row(*row)
+            for at, name in enumerate(head):  # a number that is cut is another number, and a folded name reads as two
+                whole = not at and widths[0] <= _LONGEST_WHOLE if of_settings else bool(at)
+                label = fill(name, max(map(len, name.split()), default=1)) if is_narrow and at else name
+                table.add_column(label, overflow="fold", no_wrap=whole)
+            for name, *values in rows:
+                table.add_row(name, *(value.replace(" to ", "\nto ") if is_narrow else value for value in values))
             console.print(table)
             console.print()
     for line in found.notes:

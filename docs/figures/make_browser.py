@@ -15,7 +15,7 @@ from marl_sb3.runs import SavedRun
 from marl_sb3.tools.serving import Limits, Listening, Server, ui_routes
 
 HERE = Path(__file__).parent
-SIZE = {"width": 1120, "height": 888}
+SIZE = {"width": 1120, "height": 1080}
 
 
 def picture(run: SavedRun, path: Path) -> None:

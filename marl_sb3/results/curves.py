@@ -157,10 +157,11 @@ def _curve(
     if ends.max() > SAME_END[axis] * ends.min():
         between = f"between {ends.min():,.0f} and {ends.max():,.0f} {_AXIS_WORDS[axis]}"
         notes.append(f"{label}: runs end {between}; where one has ended, the curve is that of the others")
-        start, end = min(start, end), ends.max()
+        start, end = start if start <= end else starts.min(), ends.max()
     one = points[0][0]
     shared = all(np.array_equal(x, one) for x, _ in points)
-    grid = one if shared else np.unique(np.linspace(start, max(start, end), _POINTS))
+    bounds = [each for each in (*starts, *ends) if start <= each <= end]
+    grid = one if shared else np.unique([*np.linspace(start, max(start, end), _POINTS), *bounds])
     values = np.array([np.interp(grid, x, y, left=math.nan, right=math.nan) for x, y in points])
     center, low, high = _over_runs(values, STATISTICS[statistic][1])
     ends = np.array([y[-1] for _, y in points])

@@ -128,6 +128,14 @@ def test_where_a_run_has_ended_the_curve_is_that_of_the_others(runs: Path) -> No
     assert any("runs end between 400 and 600" in line for line in figure.notes)
 
 
+def test_runs_that_are_never_there_together_have_a_line_each(tmp_path: Path) -> None:
+    write_run(tmp_path / "short", [1.0, 2.0], seed=1)
+    write_run(tmp_path / "late", [None, None, None, 4.0, 5.0], seed=2)
+    (curve,) = draw_up(group_by_settings(read_records(tmp_path)), [RETURN]).panels[0].curves
+    assert np.interp([100, 200, 400, 500], curve.x, curve.center) == pytest.approx([1, 2, 4, 5], abs=0.05)
+    assert np.isnan(curve.center[(curve.x > 200) & (curve.x < 400)]).all()
+
+
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf", "html"])
 def test_a_file_of_each_kind(runs: Path, ending: str, capsys: Any) -> None:
     out = runs / "figures" / f"curves.{ending}"

@@ -163,6 +163,17 @@ def test_the_command_prints_tables_or_json_and_writes_a_page(runs: Path, capsys:
     assert plain["samples"][0]["stats"]["n"] == 4
 
 
+def test_names_and_numbers_stay_whole_at_80_columns(runs: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["20261128-214800-ab12", "20261128-214800-cd34"]
+    for name, of in zip(names, ("weak", "strong"), strict=True):
+        copied(runs, of, runs / name)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert compare_command([str(runs / name) for name in names]) == 0
+    words = capsys.readouterr().out.split()
+    assert {*names, "experiment", "interval", "reached", "seconds", "difference", "P(better)"} <= {*words}
+    assert words.count(names[0]) >= 3
+
+
 def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "other" / "1", [None, None])
     refused = [
