@@ -40,8 +40,14 @@ def add_fields(_app: Any, what: str, _name: str, obj: Any, _options: Any, lines:
         lines += ["Attributes:", *entries, ""] if entries else []
 
 
-def label_cells(_app: Any, doctree: Any, _page: str) -> None:
-    """Put the heading of its column into each cell, for narrow windows where a row is a paragraph; see tables.css."""
+def prepare_for_narrow_windows(_app: Any, doctree: Any, _page: str) -> None:
+    """Put the heading of its column into each cell, for narrow windows where a row is a paragraph; see tables.css.
+
+    Options such as --algo get a class, by which they are not broken after their hyphens.
+    """
+    for literal in doctree.findall(nodes.literal):
+        if any(word.startswith("--") for word in literal.astext().split()):
+            literal["classes"].append("option")
     for table in doctree.findall(nodes.table):
         heads = [entry.astext() for row in table.findall(nodes.thead) for entry in row.findall(nodes.entry)]
         for row in (row for body in table.findall(nodes.tbody) for row in body.findall(nodes.row)):
@@ -52,5 +58,5 @@ def label_cells(_app: Any, doctree: Any, _page: str) -> None:
 
 def setup(app: Any) -> None:
     """Be called by Sphinx."""
-    app.connect("doctree-resolved", label_cells)
+    app.connect("doctree-resolved", prepare_for_narrow_windows)
     app.connect("autodoc-process-docstring", add_fields, priority=400)  # before napoleon's
