@@ -343,7 +343,7 @@ def test_a_terminal_sees_how_it_goes_and_the_output_stays_clean(
     assert json.loads(Path("out").read_text())["n_episodes"] == 6
     assert "episodes" in progress
     assert "video frames" in progress
-    assert "10/10" in progress
+    assert "10 of 10" in progress
 
 
 def test_config_of_the_run_is_read_only(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ OPTIONS = {
     "match": 15,
     "doctor": 9,
     "tune": 36,
-    "benchmark": 8,
+    "benchmark": 9,
     "new": 3,
     "completions": 1,
 }

@@ -171,7 +171,7 @@ WRONG = [
     ("arena --vectorizer batch", "did you mean batched?"),
     ("arena --stop timesteps_total=9", "metric 'timesteps_total'; it is num_env_steps_sampled_lifetime here"),
     ("arena --stop training_iteration=9", "metric 'training_iteration'; it is iteration here"),
-    ("arena --stop learners/__all_modules__/x=9", "it is learners/POLICY/..., of each policy, here"),
+    ("arena --stop learners/__all_modules__/x=9", "it is learners/POLICY/NAME of each policy here"),
     ("arena --stop return=15", "unknown metric 'return'; did you mean env_runners/episode_return_mean, "),
     ("arena --stop zzz=15", "accepted: iteration, num_env_steps_sampled_lifetime, "),
     ("arena --set agent1.gamma=0.9", "'agent1'; accepted: shared; with policies per_agent each agent has its own"),

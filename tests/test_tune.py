@@ -171,7 +171,7 @@ def test_an_interrupted_search_tells_how_to_go_on(
     out, error = Path("out").read_text(), Path("err").read_text()
     assert error.splitlines()[-1] == "interrupted"
     assert f"continue with: python -m marl_sb3.tune arena {options}" in out.splitlines()
-    assert re.search(r"^ +0  FAIL ", out, re.MULTILINE)
+    assert re.search(r"^ +0  INTERRUPTED ", out, re.MULTILINE)
     assert (folder / "trials.csv").is_file()
 
 

@@ -114,7 +114,7 @@ def _imported_factory(path: str) -> EnvFactory:
         factory = getattr(module, attribute, None) or factory_in_registries(attribute)
     except ImportError as error:  # of a package that imports its modules when they are looked up
         raise ConfigError(f"env {path!r}: cannot import {attribute!r}: {error}", key="env") from error
-    if isinstance(factory, ModuleType):
+    if isinstance(factory, ModuleType) and {"parallel_env", "env"}.intersection(dir(factory)):
         return env_factory(module_id(factory))
     if factory is None:
         callables = [name for name, value in vars(module).items() if callable(value)]

@@ -48,7 +48,7 @@ KNOWN = {
     "extensions/dialects/rllib_names.py": {
         **dict.fromkeys(("json.loads", "Path(__file__).with_suffix('.json').read_text"), "a file of the package")
     },
-    "extensions/display/page.py": {"(files(__package__) / 'page.html').read_text": "a file of the package"},
+    "extensions/display/page.py": {"(files(__package__) / name).read_text": "a file of the package"},
     "extensions/display/video.py": {"self._unfinished.unlink": "a temporary name"},
     "extensions/hub.py": {"(runs / _FROM_HUB).touch": "of the user's own cache"},
     "extensions/remote/processes/fork_server.py": {"pickle.load": "of a parent process"},
