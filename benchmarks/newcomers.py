@@ -99,6 +99,13 @@ class Script:
     settings: Mapping[str, Any] = field(default_factory=lambda: {"n_steps": 256})
     wrap: Callable[[Any], Any] | None = None  # the vec env
     callback: Callable[[], Any] | None = None
+    features: type[BaseFeaturesExtractor] | None = None  # None: SB3's
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the class beside the policy and the env."""
+        own = {} if self.features is None else {"policy_kwargs": {"features_extractor_class": self.features}}
+        return {**self.settings, **own}
 
     @property
     def stock(self) -> Any:
@@ -139,7 +146,7 @@ CASES: Mapping[str, Script] = {
         "PPO with a features extractor of one's own, CartPole-v1",
         "PPO",
         "CartPole-v1",
-        settings={"n_steps": 256, "policy_kwargs": {"features_extractor_class": OwnFeatures}},
+        features=OwnFeatures,
     ),
     "cnn": Script("PPO with `CnnPolicy`, images of 36 x 36 x 3", "PPO", images, "CnnPolicy", settings={"n_steps": 32}),
 }
@@ -162,7 +169,7 @@ def of_class(script: Script, cls: Any, on_ours: bool, seconds: float, seed: int)
     else:
         env = make_sb3_vec_env(script.env, n_envs=script.n_envs, seed=seed)
     env = env if script.wrap is None else script.wrap(env)
-    model = cls(script.policy, env, seed=seed, device="cpu", **script.settings)
+    model = cls(script.policy, env, seed=seed, device="cpu", **script.arguments)
     callback = None if script.callback is None else script.callback()
     learn = partial(model.learn, script.chunk, callback=callback, reset_num_timesteps=False)
     return rate(learn, script.chunk, seconds)
@@ -171,7 +178,7 @@ def of_class(script: Script, cls: Any, on_ours: bool, seconds: float, seed: int)
 def of_joint(script: Script, seconds: float, seed: int) -> float:
     """Return the env steps per second of a `MultiAgentAlgorithm`."""
     env = make_vec_env(script.env, n_envs=script.n_envs, seed=seed)
-    spec = PolicySpec(script.ours, script.policy, **script.settings)
+    spec = PolicySpec(script.ours, script.policy, **script.arguments)
     joint = MultiAgentAlgorithm(env, {"shared": spec}, seed=seed, device="cpu")
     return rate(partial(joint.learn, script.chunk, reset_num_timesteps=False), script.chunk, seconds)
 

@@ -71,7 +71,13 @@ RUNS = {
     "newcomers": Small(
         "--repeats 1 --seconds 0.001 --only ppo_normalized,sac,own_network",
         {"ppo_normalized", "sac", "own_network"},
-        {"CASES": {"ppo_normalized": {"settings": {"n_steps": 8}}, "sac": {"settings": {"learning_starts": 245}}}},
+        {
+            "CASES": {
+                "ppo_normalized": {"settings": {"n_steps": 8}},
+                "sac": {"settings": {"learning_starts": 245}},
+                "own_network": {"settings": {"n_steps": 8}},
+            }
+        },
     ),
     "update_vs_limit": Small(
         "--repeats 1 --epochs 1 --calls 2 --cases arena-64,cartpole-256",
