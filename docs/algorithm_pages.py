@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +141,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "exploration_initial_eps": "probability of a random action at the start",
         "exploration_final_eps": "probability of a random action from the end of `exploration_fraction` on",
         "exploration_fraction": "share of the training in which the probability falls, on a line",
-        "exploration_schedule": "probability of a random action as a schedule, instead of the three above",
+        "exploration_schedule": "probability of a random action as a schedule; it replaces the other three",
         "target_update_interval": "agent steps between two updates of the target network",
     },
     "action_noise": {"action_noise": "noise on actions between -1 and 1: kind and standard deviation; null: none"},
@@ -173,6 +175,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "team_reward": "what the team is paid: the sum or the mean of its agents' rewards, or (shared) "
         "the reward that all of them get",
         **dict.fromkeys(("n_steps", "optimize_memory_usage"), "cannot be changed with teams"),
+        "replay_buffer_class": "null: by the observations; goals (`HerReplayBuffer`) do not go with teams",
     },
     "mixing_embed_dim": {
         "mixing_embed_dim": "width of the mixing network's hidden layer",
@@ -290,7 +293,7 @@ def _hyperparameters(info: AlgorithmInfo) -> str:
         f"| `{name}` | {_default(value)} | {meanings[name]} | {_accepted(info.kinds[name])} |"
         for name, value in defaults.items()
     ]
-    whose = "those of SB3's SAC and of the paper's locomotion tasks" if info.name == "iql" else "those of SB3"
+    whose = "those of SB3's SAC and of the paper's locomotion tasks" if info.name == "iql" else _whose(info, defaults)
     intro = (
         f"`--set NAME=VALUE` sets one. Without it, the [preset](../presets.md) of the env counts, else the default.\n"
         f"The defaults are {whose}. A *schedule* changes a value during the training: `lin_X`,\n"
@@ -298,6 +301,17 @@ def _hyperparameters(info: AlgorithmInfo) -> str:
     )
     head = ["| name | default | what it does | accepted |", "| --- | --- | --- | --- |"]
     return intro + "\n".join([*head, *rows]) + "\n"
+
+
+def _whose(info: AlgorithmInfo, defaults: Mapping[str, Any]) -> str:
+    """Whose the defaults are, in words."""
+    own = inspect.signature(next(cls for cls in info.algorithm_class.__mro__ if _is_of_sb3(cls))).parameters
+    others = [f"`{name}`" for name, value in defaults.items() if name in own and own[name].default != value]
+    return "those of SB3" + (f", but for {' and '.join(others)}" if others else "")
+
+
+def _is_of_sb3(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in ("stable_baselines3", "sb3_contrib")
 
 
 def _accepted(kind: Any) -> str:

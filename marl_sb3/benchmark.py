@@ -91,7 +91,8 @@ def main(
     try:
         run_benchmark(benchmark, processes, options, say, quiet=quiet)
     except KeyboardInterrupt:
-        options = [*(["--folder", str(folder)] if folder else []), *options]
+        given = {"--folder": folder, "--curves": curves, "--out": out}
+        options = [*(word for name, value in given.items() if value for word in (name, str(value))), *options]
         options += [f"--import={module}" for module in imports]
         say(f"continue with: python -m marl_sb3.benchmark {shlex.join([file, *options])}")
         raise

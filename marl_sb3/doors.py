@@ -510,8 +510,10 @@ class Dialect(Protocol):
 DIALECTS: Door[Dialect] = Door("dialect of settings")
 
 
-def counterpart(name: str, of: str, before: str = ": ") -> str:
-    """Return what the first dialect that knows a name says of it, after a colon; "" of others and of private names."""
+def counterpart(name: str, of: str, before: str = ": ", owner: object = None) -> str:
+    """Return what the first dialect that knows a name says of it, else ""; raise first a property's own error."""
+    if hasattr(type(owner), name):
+        object.__getattribute__(owner, name)
     said = (each.method(name, of) for each in DIALECTS) if not name.startswith("_") else ()
     return next((f"{before}{instead}" for instead in said if instead), "")
 

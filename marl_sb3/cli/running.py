@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TextIO, cast
 
 from marl_sb3.errors import (
@@ -71,7 +71,8 @@ class StandardError(LenientStream):
         if self.isatty() and not {"\x1b", "\r"}.intersection(text):
             from marl_sb3.extensions.display import folded
 
-            text = folded(text, os.get_terminal_size(self.fileno()).columns)
+            with suppress(OSError, ValueError, AttributeError):  # it has no size
+                text = folded(text, int(os.environ.get("COLUMNS") or os.get_terminal_size(self.fileno()).columns))
         return super().write(text)
 
 

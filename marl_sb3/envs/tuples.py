@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 from pettingzoo import ParallelEnv
+from pettingzoo.utils import BaseParallelWrapper
 
 from marl_sb3.doors import EnvKind
 from marl_sb3.errors import ConfigError
@@ -171,9 +172,9 @@ class DeadActKind(EnvKind):
 
     def recognises(self, env: Any) -> bool:
         """Whether one of its wrappers is that one; SuperSuit is not imported for that."""
-        while isinstance(env, ParallelEnv) and type(env).__name__ != "black_death_par":
-            env = getattr(env, "env", None)
-        return isinstance(env, ParallelEnv)
+        while isinstance(env, BaseParallelWrapper) and type(env).__name__ != "black_death_par":
+            env = env.env
+        return type(env).__name__ == "black_death_par"
 
     def as_parallel(self, env: Any) -> ParallelEnv:
         """Return the env."""

@@ -66,7 +66,8 @@ class Run:
         def __getattr__(self, name: str) -> Any:
             """Raise an error; its message refers to the algorithm, or to what that has in place of RLlib's names."""
             has_it = not name.startswith("_") and hasattr(self.__dict__.get("algorithm"), name)
-            instead = f": its algorithm has it, run.algorithm.{name}" if has_it else counterpart(name, "algorithm")
+            said = counterpart(name, "algorithm", ": of run.algorithm, ", self)
+            instead = f": its algorithm has it, run.algorithm.{name}" if has_it else said
             raise AttributeError(f"Run has no {name!r}{instead}", name=name, obj=self)
 
     @property

@@ -144,6 +144,18 @@ def test_dead_agents_that_act_are_warned_of(caplog: pytest.LogCaptureFixture) ->
     assert "SuperSuit's black_death: agents act and are trained after their end; leave it out" in message
 
 
+class Itself(ScriptedEnv):
+    """Its attribute `env` is no env inside."""
+
+    @property
+    def env(self) -> Any:
+        return self
+
+
+def test_an_env_that_names_itself_is_no_wrapper() -> None:
+    assert not ENV_KINDS["dead agents act"].recognises(Itself())
+
+
 def test_every_kind_at_the_door_is_tested() -> None:
     assert {*AT_THE_DOOR, "several"} == set(ENV_KINDS.names())
 

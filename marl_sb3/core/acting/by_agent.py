@@ -52,7 +52,7 @@ class PolicyByAgent:
 
     def __getattr__(self, name: str) -> Any:
         """Raise an error; its message refers to what does the same here, or to the policies if they have it."""
-        instead = counterpart(name, "algorithm" if hasattr(type(self), "learn") else "bundle")
+        instead = counterpart(name, "algorithm" if hasattr(type(self), "learn") else "bundle", owner=self)
         for policy_id, policy in self.__dict__.get("policies", {}).items() if not (instead or name[:1] == "_") else ():
             if hasattr(policy, name):
                 instead = f": each policy has its own, algo.policies[{policy_id!r}].{name}"

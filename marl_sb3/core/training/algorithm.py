@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from msgspec import Meta
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
@@ -469,7 +470,7 @@ class MultiAgentCallback(TrainingCallback):
     @property
     def algorithm(self) -> MultiAgentAlgorithm:
         """`self.model` with its type."""
-        if not isinstance(model := self.model, MultiAgentAlgorithm):
+        if isinstance(model := self.model, BaseAlgorithm):
             words = f"{type(self).__name__} is for a MultiAgentAlgorithm, and {type(model).__name__} is SB3's kind"
             raise ConfigError(f"{words} of algorithm; accepted: a callback of SB3", key="callback")
         return model

@@ -248,7 +248,7 @@ class MultiAgentVecEnv(ABC):
 
     def __getattr__(self, name: str) -> Any:
         """Raise an error; its message refers to what does the same here as a name of SB3's `VecEnv`."""
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{counterpart(name, 'env')}")
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{counterpart(name, 'env', owner=self)}")
 
     def _require_idle(self, call: str) -> None:
         if self._sent:

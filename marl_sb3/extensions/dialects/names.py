@@ -251,7 +251,7 @@ class RLlibNames:
         """See `Dialect.names_of`."""
         return explanation(setting)
 
-    def method(self, name: str, of: str = "algorithm") -> str | None:
+    def method(self, name: str, of: str) -> str | None:
         """See `Dialect.method`; refers to the page for users of RLlib."""
         if of == "algo":
             name = re.sub(r"^contrib/|[-_]|(trainer|config)$", "", name.lower())
@@ -290,7 +290,7 @@ class ZooNames:
         """See `Dialect.names_of`; its names of SB3's arguments are SB3's."""
         return None
 
-    def method(self, name: str, of: str = "algorithm") -> str | None:
+    def method(self, name: str, of: str) -> str | None:
         """See `Dialect.method`; they are SB3's, and PettingZoo's."""
         return OF_SB3.get(of, {}).get(name)
 

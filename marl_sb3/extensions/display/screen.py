@@ -157,7 +157,7 @@ def cut_line(text: str, style: str = "") -> Text:
 class SafeConsole(Console):
     """A console that escapes what a terminal would obey in the texts that it is given; see `printable`.
 
-    With `soft_wrap`, long lines end between words on a terminal; paths and commands stay in one piece, to be copied.
+    With `soft_wrap`, long lines end between words on a terminal; commands stay in one piece, to be copied.
     """
 
     @override

@@ -10,7 +10,7 @@ from typing import Any
 
 from marl_sb3.output import printable
 
-_COMMAND = re.compile(r"python -m marl_sb3[^);]*")
+_COMMAND = re.compile(r"(python -m marl_sb3|marl-sb3 )('[^']*'|[^);'])*")
 _BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 
 
@@ -62,13 +62,17 @@ def packed(parts: Iterable[str], width: int) -> list[str]:
 
 
 def folded(text: str, width: int) -> str:
-    """Break lines of more than `width` characters between words; commands, to be copied, and longer words are kept."""
+    """Break lines of more than `width` characters between words; commands, to be copied, and longer words are kept.
+
+    Without a width, as of a terminal that has not said it, the text stays as it is.
+    """
 
     def broken(line: str) -> str:
         kept = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), line)
-        return "\n".join(wrap(kept, width, break_long_words=False, break_on_hyphens=False)).replace("\0", " ")
+        lines = wrap(kept, width, break_long_words=False, break_on_hyphens=False, expand_tabs=False)
+        return "\n".join(lines).replace("\0", " ")
 
-    return "\n".join(broken(line) if len(line) > width else line for line in text.split("\n"))
+    return "\n".join(broken(line) if 0 < width < len(line) else line for line in text.split("\n"))
 
 
 def short_path(path: Path) -> Path:

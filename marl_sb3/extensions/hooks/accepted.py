@@ -81,7 +81,11 @@ def _called_otherwise(callback: BaseCallback) -> Iterator[str]:
     """Yield in words which hooks cannot be called with what a training gives them, such as those written for RLlib."""
     base = TrainingCallback if isinstance(callback, TrainingCallback) else BaseCallback
     for name in (*_hooks(base), *(["complete_result"] if base is TrainingCallback else [])):
-        own, (_, *given) = inspect.signature(getattr(callback, name)), inspect.signature(getattr(base, name)).parameters
+        _, *given = inspect.signature(getattr(base, name)).parameters
+        try:  # of a decorated one what is called, not what it wraps
+            own = inspect.signature(getattr(callback, name), follow_wrapped=False)
+        except (TypeError, ValueError):  # it has none
+            continue
         try:
             own.bind(*given)
         except TypeError:

@@ -334,7 +334,8 @@ class RunningEpisode:
 
         def __getattr__(self, name: str) -> Any:
             """Raise an error; its message refers to what does the same here as a name of RLlib's episodes."""
-            raise AttributeError(f"RunningEpisode has no {name!r}{counterpart(name, 'episode')}", name=name, obj=self)
+            instead = counterpart(name, "episode", owner=self)
+            raise AttributeError(f"RunningEpisode has no {name!r}{instead}", name=name, obj=self)
 
     def observation(self, agent: AgentID) -> Any:
         """Return the agent's latest observation, as the env gave it; None if the agent has none in this step."""

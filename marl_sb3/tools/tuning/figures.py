@@ -317,6 +317,7 @@ def _log_axis(low: float, high: float) -> dict[str, Any]:
     digits = (1, 2, 5) if high / low < 200 else (1,)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [tick for power in powers for digit in digits if low <= (tick := float(f"{digit}e{power}")) <= high]
+    ticks = ticks if len(ticks) > 1 else [low, high]
     bounds = [math.log10(low) - 0.05, math.log10(high) + 0.05]
     return {"type": "log", "range": bounds, "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 

@@ -75,7 +75,8 @@ class TuneStudy:
 
         def __getattr__(self, name: str) -> Any:
             """Raise an error; its message refers to what does the same here as a name of Ray Tune's results."""
-            raise AttributeError(f"TuneStudy has no {name!r}{counterpart(name, 'study')}", name=name, obj=self)
+            instead = counterpart(name, "study", owner=self)
+            raise AttributeError(f"TuneStudy has no {name!r}{instead}", name=name, obj=self)
 
     @property
     def trials(self) -> list[FrozenTrial]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,8 @@ def test_a_name_of_rllibs_objects_is_there_or_its_error_says_what_is(of: str, al
     owner = make(algorithm)
     for name in names.split():
         said, has_it = said_of(owner, name), of == "run" and hasattr(algorithm, name)
-        here = f"its algorithm has it, run.algorithm.{name}" if has_it else f"{METHODS[table].get(name)}; {PAGE}"
+        where = "of run.algorithm, " if of == "run" else ""
+        here = f"its algorithm has it, run.algorithm.{name}" if has_it else f"{where}{METHODS[table].get(name)}; {PAGE}"
         assert said is None or re.fullmatch(rf".* has no (attribute )?'{name}': {re.escape(here)}", said), name
     if of != "run":
         assert [name for name in METHODS[table] if said_of(owner, name) is None] == []
@@ -144,6 +146,16 @@ def test_a_name_of_rllibs_objects_is_there_or_its_error_says_what_is(of: str, al
         assert [name for name in named - elsewhere if said_of(owner, name)] == []
     for unknown in ("of_nobody", "_private"):
         assert PAGE not in (said_of(owner, unknown) or PAGE)
+
+
+@pytest.mark.parametrize("of", OBJECTS)
+def test_the_error_of_a_property_is_not_hidden(
+    of: str, algorithm: MultiAgentAlgorithm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = OBJECTS[of][2](algorithm)
+    monkeypatch.setattr(type(owner), "faulty", property(lambda _: [].nothing), raising=False)  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="'list' object has no attribute 'nothing'"):
+        owner.faulty  # noqa: B018 - it raises
 
 
 @pytest.mark.parametrize("name", SEARCH.split())
@@ -228,6 +240,8 @@ def _fits(self: Any, episode: Any, **kwargs: Any) -> None: ...
         ),
         ("on_episode_end", _fits, None),
         ("on_episode_end", staticmethod(lambda episode: None), None),
+        ("on_episode_end", wraps(lambda self, episode, given: None)(lambda *_: None), None),
+        ("on_episode_end", None, None),
     ],
 )
 def test_a_hook_with_the_parameters_of_rllib_is_refused_before_the_training(

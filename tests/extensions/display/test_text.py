@@ -61,7 +61,10 @@ def test_lines_end_between_words_and_commands_and_paths_stay_whole() -> None:
         command,
         "",
     ]
-    assert folded(text, 200) == text
+    for width in (200, 0):  # 0: a terminal that has not said it
+        assert folded(text, width) == text
+    quoted = "evaluate with: marl-sb3 evaluate 'my runs/a long name (b)/run one'"
+    assert folded(quoted, 20).split("\n") == quoted.replace(": ", ":\n").split("\n")
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

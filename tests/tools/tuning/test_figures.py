@@ -72,6 +72,11 @@ def test_pruned_trials_are_rings_where_their_last_evaluations_were() -> None:
         assert panel.text[2] == "trial 2 (pruned)"
 
 
+@pytest.mark.parametrize(("low", "high", "ticks"), [(3.0, 4.0, [3.0, 4.0]), (1e-3, 0.1, [0.001, 0.002, 0.005])])
+def test_a_logarithmic_axis_has_ticks_wherever_its_bounds_are(low: float, high: float, ticks: list[float]) -> None:
+    assert figures._log_axis(low, high)["tickvals"][:3] == ticks
+
+
 def test_slices_fit_the_page_and_the_winner_stands_out() -> None:
     trials = trials_of([1.0, 5.0, 3.0])
     slices = drawn(trials, 1)["Slices"]
