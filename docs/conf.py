@@ -50,6 +50,7 @@ def prepare_for_narrow_windows(_app: Any, doctree: Any, _page: str) -> None:
             literal["classes"].append("option")
     for table in doctree.findall(nodes.table):
         heads = [entry.astext() for row in table.findall(nodes.thead) for entry in row.findall(nodes.entry)]
+        table["classes"] += ["pairs"] if len(heads) == 2 else []
         for row in (row for body in table.findall(nodes.tbody) for row in body.findall(nodes.row)):
             for head, cell in list(zip(heads, row.children, strict=False))[1:]:
                 if len(heads) > 2 and head not in ("", "what") and cell.astext():
