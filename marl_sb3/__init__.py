@@ -25,7 +25,6 @@ except FileNotFoundError as error:
 
 import marl_sb3.envs
 import marl_sb3.extensions
-import marl_sb3.moved
 import marl_sb3.runs  # noqa: F401 - as the others, imported for what it does
 
 __version__ = "0.1.0"

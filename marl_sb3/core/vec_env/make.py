@@ -53,7 +53,6 @@ VECTORIZERS.add("batched", _batched)
 VECTORIZERS.add("sync", _sync)
 # SuperSuit takes time to import.
 VECTORIZERS.add("supersuit", "marl_sb3.core.vec_env.supersuit_vec_env:supersuit_vec_env")
-_EARLIER_NAMES = {"serial": "sync"}  # earlier names, still accepted
 
 
 def _without_nesting(factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +105,6 @@ def make_vec_env(
         ConfigError: one of the arguments is wrong; the message says which values are accepted.
     """
     n_envs = require("n_envs", n_envs, NumberOfEnvs)
-    vectorizer = _EARLIER_NAMES.get(vectorizer, vectorizer)
     require_known(vectorizer, VECTORIZERS.names(), f"unknown vectorizer {vectorizer!r}", "vectorizer")
     seed = require("seed", seed, Count | None)
     _require_maker(env)

@@ -18,7 +18,6 @@ from marl_sb3.output import ORDINARY, print_text
 SLOW_UPDATE = "PyTorch computes the updates, not the faster kernels"
 FUSED_UPDATE = "compiled kernels choose the actions and compute the updates"
 UPDATE_PATHS = ("auto", "fused", "torch")
-_EARLIER_NAMES = {"lean": "torch"}  # earlier names, still accepted
 # What is made for the kernels, and is no part of a saved algorithm.
 _MADE_ANEW = ("_made", "_said", "_of_rollout", "_acting", "_is_read", "_reads_again")
 
@@ -26,13 +25,12 @@ _log = logging.getLogger(__name__)
 
 
 def require_path(update_path: Any) -> str:
-    """Return the present name of a path.
+    """Return the name of a path.
 
     Raises:
         ConfigError: there is none of this name.
     """
-    path = _EARLIER_NAMES.get(update_path, update_path) if isinstance(update_path, str) else str(update_path)
-    require_known(path, UPDATE_PATHS, f"update_path is {update_path!r}", "update_path")
+    require_known(path := str(update_path), UPDATE_PATHS, f"update_path is {update_path!r}", "update_path")
     return path
 
 

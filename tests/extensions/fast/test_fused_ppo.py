@@ -21,7 +21,6 @@ from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.acting import PolicyInputs
 from marl_sb3.core.learners import blas_threads
 from marl_sb3.core.policies import MlpFeatures
-from marl_sb3.core.vec_env import SyncVecEnv
 from marl_sb3.errors import EnvError, NumericError
 from marl_sb3.extensions.fast.fused_policy import FusedPolicy, fused_policy
 from marl_sb3.extensions.fast.kernels import layers
@@ -361,13 +360,6 @@ def test_a_subclass_with_a_loss_of_its_own_trains_by_it() -> None:
 def test_an_unknown_path_is_refused() -> None:
     with pytest.raises(ConfigError, match="update_path is 'fast'; accepted: auto, fused, torch"):
         MultiAgentAlgorithm(make_vec_env("arena"), update_path="fast", n_steps=10, batch_size=10)
-
-
-def test_the_earlier_names_of_path_and_vectorizer_are_accepted() -> None:
-    env = make_vec_env("arena", vectorizer="serial")
-    algorithm = MultiAgentAlgorithm(env, update_path="lean", n_steps=10, batch_size=10, device="cpu")
-    assert algorithm.policies["shared"].kernels() is None
-    assert isinstance(env, SyncVecEnv)
 
 
 # Around the update
