@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 import sb3_contrib
 import stable_baselines3
+from budgets import MOST, SLACK, measured, traces
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "marl_sb3"
@@ -82,7 +83,7 @@ LAYERS = (
     *GROUND,
     *CORE,
     EXTENSIONS,
-    ("extensions", "moved"),
+    ("extensions",),
     ("evaluation",),
     ("callbacks",),
     ("results",),
@@ -292,6 +293,14 @@ def test_the_core_can_be_read(imports: dict[str, list[Import]]) -> None:
         modules = reached(f"{NAME}.core.training.algorithm", imports, lazy=lazy)
         lines = sum(len(MODULES[module].read_text(encoding="utf-8").splitlines()) for module in modules)
         assert lines <= most, f"{len(modules)} modules, lazy={lazy}"
+
+
+def test_each_count_is_within_its_budget() -> None:
+    counts = {**measured(), **traces()}
+    assert counts.keys() == MOST.keys()
+    assert {name: (count, MOST[name]) for name, count in counts.items() if count > MOST[name]} == {}
+    saved = {name: count for name, count in counts.items() if name.endswith("lines") and MOST[name] - count > SLACK}
+    assert saved == {}, "lower the budgets of tests/budgets.py"
 
 
 # --- Circles ---------------------------------------------------------------------------------------------------------
