@@ -257,8 +257,9 @@ class Tutorial:
         if self.is_game:
             game = sb3_contrib.MaskablePPO("MlpPolicy", BothSides(self.env_id), seed=seed, **self.stock)
             game.learn(self.env_steps)
-            masked = lambda seen: {"observation": seen["observation"], "action_masks": seen["action_mask"]}  # noqa: E731
-            return lambda agent, seen: int(game.predict(**masked(seen), deterministic=True)[0])
+            return lambda agent, seen: int(
+                game.predict(seen["observation"], deterministic=True, action_masks=seen["action_mask"])[0]
+            )
         env = pettingzoo.make("parallel", self.env_id, **self.env_kwargs)
         env = supersuit.pettingzoo_env_to_vec_env_v1(supersuit.black_death_v3(env) if self.may_die else env)
         env = supersuit.concat_vec_envs_v1(env, 8, num_cpus=1, base_class="stable_baselines3")
