@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,6 +16,7 @@ from marl_sb3.errors import ConfigError, require_known
 from marl_sb3.extensions.fast.coverage import Reliance
 from marl_sb3.output import ORDINARY, print_text
 
+_counterpart = cache(counterpart)  # SB3 and updates ask algorithms for what only some have
 SLOW_UPDATE = "PyTorch computes the updates, not the faster kernels"
 FUSED_UPDATE = "compiled kernels choose the actions and compute the updates"
 UPDATE_PATHS = ("auto", "fused", "torch")
@@ -77,7 +79,7 @@ class TwoPaths:
             try:
                 return object.__getattribute__(self, name)  # of a property, its own error
             except AttributeError as error:
-                raise AttributeError(f"{error}{counterpart(name, 'policy')}", name=name, obj=self) from None
+                raise AttributeError(f"{error}{_counterpart(name, 'policy')}", name=name, obj=self) from None
 
     def coverage(self) -> Reliance | str:
         """Return what the kernels rely on, or the reason why they do not cover the policy."""
