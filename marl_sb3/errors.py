@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import errno
 from collections.abc import Iterable
+from typing import Any, NoReturn
 
 
 class MarlSb3Error(Exception):
@@ -119,6 +120,28 @@ def require_known(name: object, known: Iterable[str], words: str, key: str | Non
     if name not in accepted:
         hint = did_you_mean(name, accepted)
         raise ConfigError(f"{words}; accepted: {', '.join(accepted)}{hint and f'; {hint}'}", key=key)
+
+
+SHOWN = 200  # characters of a wrong value in a message
+
+
+def shown(value: Any, most: int = SHOWN) -> str:
+    """Return a value as text for a message, cut after `most` characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "a number of too many digits"
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def refuse(name: str, value: object, accepted: str, key: str | None = None) -> NoReturn:
+    """Raise ConfigError for a value that is not accepted: `NAME is VALUE; accepted: ACCEPTED`.
+
+    Args:
+        name: of the setting, argument or option.
+        key: of the error; None: the name.
+    """
+    raise ConfigError(f"{name} is {shown(value)}; accepted: {accepted}", key=name if key is None else key)
 
 
 def install_words(extra: str) -> str:

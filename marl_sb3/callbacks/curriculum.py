@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from marl_sb3.core.config import FiniteFloat, require, shown
+from marl_sb3.core.config import FiniteFloat, require
 from marl_sb3.core.metrics import Result, flatten
 from marl_sb3.core.state import State, StateReader, is_plain
 from marl_sb3.core.training import MultiAgentCallback
 from marl_sb3.core.vec_env import MultiAgentVecEnv, same_tree
-from marl_sb3.errors import ConfigError, HookError, described, require_known
+from marl_sb3.errors import ConfigError, HookError, described, require_known, shown
 from marl_sb3.extensions.dialects import require_logged
 
 NextTask = Callable[[Result, Any], Any]

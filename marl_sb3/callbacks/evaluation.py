@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from marl_sb3.core.config import Count, PositiveInt, require, shown
+from marl_sb3.core.config import Count, PositiveInt, require
 from marl_sb3.core.mapping import Deterministic
 from marl_sb3.core.metrics import Result, finite_or_none, flatten
 from marl_sb3.core.training import MultiAgentAlgorithm, MultiAgentCallback
 from marl_sb3.core.vec_env import MultiAgentVecEnv, fresh_seed
-from marl_sb3.errors import ConfigError, HookError, described
+from marl_sb3.errors import ConfigError, HookError, described, shown
 from marl_sb3.evaluation import (
     evaluate_against_random,
     evaluate_policies,

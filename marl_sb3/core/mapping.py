@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from marl_sb3.core.config import require_ids, shown, shown_id
+from marl_sb3.core.config import require_ids, shown_id
 from marl_sb3.core.state import StateReader, is_plain
 from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv, ZeroBased, fresh_seed
 from marl_sb3.doors import MAPPING_FUNCTIONS, Assignment
-from marl_sb3.errors import CheckpointError, ConfigError, require_known
+from marl_sb3.errors import CheckpointError, ConfigError, require_known, shown
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID, PolicyMappingFn
 
 SHARED = "shared"

@@ -14,8 +14,8 @@ from stable_baselines3.common.preprocessing import get_flattened_obs_dim
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, create_mlp
 from torch import nn, optim
 
-from marl_sb3.core.config import CLASSES, EXTRACTOR_KWARGS, POLICY_KWARGS, require, shown
-from marl_sb3.errors import ConfigError, require_known
+from marl_sb3.core.config import CLASSES, EXTRACTOR_KWARGS, POLICY_KWARGS, require
+from marl_sb3.errors import ConfigError, require_known, shown
 
 POLICY = "policy"
 OF_THE_USER = "a name given to marl_sb3.register_network (commands: --import MODULE, with the module that calls it)"

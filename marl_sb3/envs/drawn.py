@@ -15,8 +15,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.core.config import shown
-from marl_sb3.errors import ConfigError, EnvError, install_words
+from marl_sb3.errors import ConfigError, EnvError, install_words, shown
 from marl_sb3.types import AgentID, Array
 
 Image: TypeAlias = npt.NDArray[np.uint8]

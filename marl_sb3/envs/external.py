@@ -16,8 +16,8 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.core.config import EXTERNAL, PositiveSeconds, require, shown
-from marl_sb3.errors import ConfigError
+from marl_sb3.core.config import EXTERNAL, PositiveSeconds, require
+from marl_sb3.errors import ConfigError, shown
 from marl_sb3.files import read_yaml
 from marl_sb3.types import AgentID
 

@@ -15,13 +15,12 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.config import shown
 from marl_sb3.core.envs import RAISED
 from marl_sb3.core.mapping import by_policy
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, taken
 from marl_sb3.doors import Door
 from marl_sb3.envs import attribute_from_here
-from marl_sb3.errors import ConfigError, HookError, described
+from marl_sb3.errors import ConfigError, HookError, described, shown
 from marl_sb3.extensions.hub import is_address
 from marl_sb3.types import AgentID, Array, BoolArray, PolicyID
 from marl_sb3.wrappers import choices_of

@@ -13,14 +13,13 @@ import numpy as np
 from typing_extensions import override
 
 from marl_sb3.core.acting import Acted, Actor
-from marl_sb3.core.config import shown
 from marl_sb3.core.mapping import PolicyMapping
 from marl_sb3.core.metrics import Episode, EpisodeTracker
 from marl_sb3.core.state import SavedPart, State, StateReader, preserve_rng
 from marl_sb3.core.training import LocalRunner
 from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv, VecStep, assignment_rng
 from marl_sb3.doors import Assignment
-from marl_sb3.errors import ConfigError, described, require_known
+from marl_sb3.errors import ConfigError, described, require_known, shown
 from marl_sb3.types import AgentID, Array, PolicyID, PolicyMappingFn
 
 

@@ -11,11 +11,11 @@ from gymnasium import spaces
 from typing_extensions import override
 
 from marl_sb3.core.acting import Decision, ExploringPolicy, Policy, PolicyInputs, RolloutPolicy
-from marl_sb3.core.config import Decay, Points, PositiveFloat, shown
+from marl_sb3.core.config import Decay, Points, PositiveFloat
 from marl_sb3.core.learners import LearnerOptions, LearnerPart, PolicySpec
 from marl_sb3.core.sb3 import Progress, distribution, log_prob, make_schedule, q_values
 from marl_sb3.core.state import SavedPart, State, StateReader, generator_state, is_plain, set_generator_state
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, shown
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 

@@ -13,11 +13,11 @@ import numpy as np
 from typing_extensions import override
 
 from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.config import Fraction, PositiveInt, require, shown
+from marl_sb3.core.config import Fraction, PositiveInt, require
 from marl_sb3.core.metrics import Episode, Result
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.doors import WATCHERS, Assignment
-from marl_sb3.errors import ConfigError, MarlSb3Error, require_known
+from marl_sb3.errors import ConfigError, MarlSb3Error, require_known, shown
 from marl_sb3.evaluation import is_code, of_policy
 from marl_sb3.extensions.store import load_policies, member_policy
 from marl_sb3.league.pool import (

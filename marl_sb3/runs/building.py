@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from marl_sb3.core.config import algorithm_info, counted, shown
+from marl_sb3.core.config import algorithm_info, counted
 from marl_sb3.core.envs import EnvFactory, env_factory
 from marl_sb3.core.learners import (
     PolicySpec,
@@ -29,7 +29,7 @@ from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.core.vec_env import MultiAgentVecEnv, fresh_seed, make_vec_env
 from marl_sb3.doors import Assignment
 from marl_sb3.envs import attribute_from_here, named_wrappers, wrapping_factory
-from marl_sb3.errors import ConfigError, require_known
+from marl_sb3.errors import ConfigError, require_known, shown
 from marl_sb3.extensions.assignment import SampledAssignment, SwappedAssignment
 from marl_sb3.extensions.dialects import no_policy
 from marl_sb3.extensions.remote import AnyRunners

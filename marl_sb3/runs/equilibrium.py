@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.core.acting import AgentInputs, PolicyBundle, Want
-from marl_sb3.core.config import shown
 from marl_sb3.core.envs import MASK, env_factory
 from marl_sb3.core.metrics import Result
 from marl_sb3.core.sb3 import inference
 from marl_sb3.core.training import MultiAgentAlgorithm
 from marl_sb3.envs import OPEN_SPIEL, OpenSpielEnv
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, shown
 from marl_sb3.evaluation import preserve_training_state
 from marl_sb3.extensions.store import load_policies
 from marl_sb3.runs.folder import LEAGUE, members_of

@@ -19,8 +19,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 from msgspec import Struct
 
-from marl_sb3.core.config import EXTERNAL, id_fault, shown
-from marl_sb3.errors import ConfigError, MarlSb3Error
+from marl_sb3.core.config import EXTERNAL, id_fault
+from marl_sb3.errors import ConfigError, MarlSb3Error, shown
 from marl_sb3.extensions.hub import is_address, is_downloaded, local_folder
 from marl_sb3.extensions.store import MANIFEST, RUN_CONFIG, RUNS, checkpoints_of, newest_run, runs_of
 from marl_sb3.files import (

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.config import shown
 from marl_sb3.core.vec_env import MultiAgentVecEnv
-from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError, shown
 from marl_sb3.evaluation import OPPONENTS, RANDOM, Rival, is_code, of_policy
 from marl_sb3.extensions.hub import local_folder
 from marl_sb3.extensions.store import MANIFEST, find_checkpoint, load_policies, member_policy, with_checkpoint

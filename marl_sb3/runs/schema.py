@@ -26,9 +26,8 @@ from marl_sb3.core.config import (
     require,
     require_ids,
     section_by_setting,
-    shown,
 )
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, shown
 from marl_sb3.extensions.central import CentralSettings
 from marl_sb3.extensions.data import DataSettings
 from marl_sb3.league import LeagueSettings

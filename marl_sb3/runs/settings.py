@@ -10,8 +10,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.core.config import canonical_algorithm, kinds_of, shown
-from marl_sb3.errors import ConfigError
+from marl_sb3.core.config import canonical_algorithm, kinds_of
+from marl_sb3.errors import ConfigError, shown
 from marl_sb3.extensions.dialects import (
     HYPERPARAMETERS,
     KEYS,

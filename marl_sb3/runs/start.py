@@ -20,13 +20,13 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.callbacks import CurriculumCallback, EvaluationCallback, RecordEpisodes
-from marl_sb3.core.config import algorithm_info, counted, shown
+from marl_sb3.core.config import algorithm_info, counted
 from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.learners import resolve_hyperparameters
 from marl_sb3.core.state import Checkpoint, StateReader
 from marl_sb3.core.training import MultiAgentAlgorithm, accepted_callbacks
 from marl_sb3.envs import attribute_from_here
-from marl_sb3.errors import ConfigError, NumericError, described
+from marl_sb3.errors import ConfigError, NumericError, described, shown
 from marl_sb3.extensions.dialects import require_logged
 from marl_sb3.extensions.hub import is_address, pinned
 from marl_sb3.extensions.remote import AnyRunners

@@ -29,7 +29,6 @@ from .settings import PolicySection as PolicySection
 from .settings import ProcessingSettings as ProcessingSettings
 from .settings import policy_sections as policy_sections
 from .settings import section_by_setting as section_by_setting
-from .values import SHOWN as SHOWN
 from .values import Count as Count
 from .values import FiniteFloat as FiniteFloat
 from .values import Fraction as Fraction
@@ -51,6 +50,5 @@ from .values import integer_in as integer_in
 from .values import plain_numbers as plain_numbers
 from .values import refusal as refusal
 from .values import require as require
-from .values import shown as shown
 from .values import takes_integers_only as takes_integers_only
 from .values import words as words

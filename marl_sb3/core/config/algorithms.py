@@ -12,9 +12,9 @@ from typing import Annotated, Any, NamedTuple, cast
 
 from msgspec import Meta
 
-from marl_sb3.core.config.values import FiniteFloat, shown, takes_integers_only
+from marl_sb3.core.config.values import FiniteFloat, takes_integers_only
 from marl_sb3.doors import ALGORITHM_TABLES, counterpart
-from marl_sb3.errors import ConfigError, require_known
+from marl_sb3.errors import ConfigError, require_known, shown
 
 # --- Schedules -------------------------------------------------------------------------------------------------------
 

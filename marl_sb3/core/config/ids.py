@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import accumulate
 
-from marl_sb3.core.config.values import shown
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, shown
 
 EXTERNAL = "external"  # the id of the env that clients step
 MAX_ID_BYTES = 200  # of UTF-8; a file name has at most 255, with its suffix

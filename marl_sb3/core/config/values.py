@@ -16,9 +16,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from marl_sb3.errors import ConfigError, did_you_mean
+from marl_sb3.errors import ConfigError, did_you_mean, shown
 
-SHOWN = 200  # characters of a wrong value in a message
 _LARGEST = sys.float_info.max  # as an upper bound, it excludes infinity and NaN
 
 Count = Annotated[int, Meta(ge=0)]
@@ -145,15 +144,6 @@ def takes_integers_only(kind: Any) -> bool:
     """Whether a kind accepts integers and no other numbers: then a file may have 1e5 for 100000."""
     bases = [base_of(each) for each in alternatives_of(kind)]
     return int in bases and float not in bases
-
-
-def shown(value: Any, most: int = SHOWN) -> str:
-    """Return a value as text for a message, cut after `most` characters."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of thousands of digits
-        return "a number of too many digits"
-    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def counted(number: int, noun: str) -> str:

@@ -19,11 +19,11 @@ from gymnasium.error import DependencyNotInstalled
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistryError
 
-from marl_sb3.core.config import EXTERNAL, shown
+from marl_sb3.core.config import EXTERNAL
 from marl_sb3.core.envs.converted import SingleAgentEnv, as_parallel
 from marl_sb3.core.envs.faults import RAISED, raise_in_words
 from marl_sb3.doors import BATCHED_TWINS, BUILTIN_ENVS, ENV_FINDERS, ENV_KINDS, REGISTERED_ENVS, counterpart
-from marl_sb3.errors import ConfigError, described
+from marl_sb3.errors import ConfigError, described, shown
 
 EnvFactory = Callable[..., Any]  # makes an env of a kind that is known: one of `_OWN`, or at the door `ENV_KINDS`
 

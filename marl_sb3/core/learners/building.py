@@ -20,12 +20,12 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.utils import FloatSchedule
 
 from marl_sb3.core.acting import make_action_noise
-from marl_sb3.core.config import ProcessingSettings, counted, shown
+from marl_sb3.core.config import ProcessingSettings, counted
 from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.processing import LEAST_PIXELS, ProcessedPolicy, Processing
 from marl_sb3.core.sb3 import Schedule, SpacesOnlyVecEnv, check_spaces, integer_sizes
-from marl_sb3.errors import ConfigError, require_known
+from marl_sb3.errors import ConfigError, require_known, shown
 from marl_sb3.wrappers import choices_of
 
 _log = logging.getLogger(__name__)

@@ -34,14 +34,13 @@ from marl_sb3.core.config import (
     saved_class,
     saved_name,
     section_by_setting,
-    shown,
 )
 from marl_sb3.core.envs import import_modules
 from marl_sb3.core.policies import OF_THE_USER, registered_class, resolve_policy_kwargs
 from marl_sb3.core.sb3 import make_schedule
 from marl_sb3.core.state import Checkpoint, State, StateReader, is_plain
 from marl_sb3.doors import DIALECTS, LEARNER_PARTS, POLICY_SECTIONS, SETTINGS
-from marl_sb3.errors import CheckpointError, ConfigError, did_you_mean
+from marl_sb3.errors import CheckpointError, ConfigError, did_you_mean, shown
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:

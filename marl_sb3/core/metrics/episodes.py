@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from marl_sb3.core.config import PositiveInt, require, require_ids, shown
+from marl_sb3.core.config import PositiveInt, require, require_ids
 from marl_sb3.core.envs import BENEATH
 from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.state import (
@@ -30,7 +30,7 @@ from marl_sb3.core.state import (
     without_nan,
 )
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
-from marl_sb3.errors import ConfigError, EnvError, require_known
+from marl_sb3.errors import ConfigError, EnvError, require_known, shown
 from marl_sb3.types import AgentID, Array, PolicyID
 
 _REDUCTIONS: Mapping[str, Callable[[Array, Array], Array]] = {

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marl_sb3.core.acting import PolicyBundle, PolicySpaces
-from marl_sb3.core.config import shown
 from marl_sb3.core.learners import (
     HERE,
     Learner,
@@ -52,7 +51,7 @@ from marl_sb3.core.training.loop import Counters
 from marl_sb3.core.training.runner import ActingPart, LocalRunner, Runner
 from marl_sb3.core.vec_env import MultiAgentVecEnv, derived_seed, goal_rewards_of
 from marl_sb3.doors import ASSIGNED_RUNNERS, EXECUTIONS, POLICY_FILES, Assignment, ExperienceMaker
-from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError, shown
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 
 

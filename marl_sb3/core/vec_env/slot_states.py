@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.config import shown
 from marl_sb3.core.state import MAX_SEED, State, StateReader, is_plain
 from marl_sb3.core.vec_env.observations import AgentGroup, AgentLayout, stacked, taken, zero_observations
-from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError, shown
 from marl_sb3.types import Array, BoolArray, Observations
 
 CONFIGURE = "configure() of a curriculum or a callback"  # what raised an error, for messages

@@ -13,12 +13,11 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from typing_extensions import override
 
-from marl_sb3.core.config import shown
 from marl_sb3.core.envs import BatchedEnv
 from marl_sb3.envs.arena import rules
 from marl_sb3.envs.compiled.originals import why_not_own
 from marl_sb3.envs.drawn import DrawnEnv, Image, Infos, StepResult, blend
-from marl_sb3.errors import ConfigError, EnvError
+from marl_sb3.errors import ConfigError, EnvError, shown
 from marl_sb3.types import AgentID, Array, BoolArray
 
 # Blue and orange stay apart for colour-blind eyes; agent1's trail is a tint of agent1's colour.

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from marl_sb3.core.config import shown
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, shown
 from marl_sb3.types import BoolArray
 
 IntArray = npt.NDArray[np.int64]

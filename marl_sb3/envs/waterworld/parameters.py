@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.config import shown
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, shown
 from marl_sb3.types import AgentID
 
 FOOD_SIZE, POISON_SIZE = 2.0, 0.75  # in radii of a pursuer

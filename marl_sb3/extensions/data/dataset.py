@@ -23,10 +23,10 @@ import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
-from marl_sb3.core.config import id_fault, shown, shown_id
+from marl_sb3.core.config import id_fault, shown_id
 from marl_sb3.core.envs import AGENT as SINGLE_AGENT
 from marl_sb3.core.state import MAX_COUNT
-from marl_sb3.errors import CheckpointError, ConfigError, described, install_words
+from marl_sb3.errors import CheckpointError, ConfigError, described, install_words, shown
 from marl_sb3.extensions.data.episode_files import MAIN, EpisodeFiles, Group
 from marl_sb3.files import as_path, read_bytes, require_file_name, require_fits, require_own
 from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, PolicyID

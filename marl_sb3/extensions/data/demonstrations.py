@@ -13,12 +13,11 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecTransposeImage
 
-from marl_sb3.core.config import shown
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.off_policy import Transitions
 from marl_sb3.core.processing import REWARD, Memory, Processing
 from marl_sb3.core.vec_env import joined, map_arrays, pairs, taken, zeros
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, shown
 from marl_sb3.types import Array, BoolArray, Observations
 
 if TYPE_CHECKING:

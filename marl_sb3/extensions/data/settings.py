@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from typing_extensions import override
 
-from marl_sb3.core.config import Count, Decay, Fraction, NonNegativeFloat, Points, PolicySection, shown
-from marl_sb3.errors import ConfigError
+from marl_sb3.core.config import Count, Decay, Fraction, NonNegativeFloat, Points, PolicySection
+from marl_sb3.errors import ConfigError, shown
 
 
 @dataclass(frozen=True)

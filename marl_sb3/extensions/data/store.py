@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.config import shown
 from marl_sb3.core.state import State, StateReader
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, shown
 from marl_sb3.extensions.data.dataset import (
     AGENT,
     ENV_INDEX,

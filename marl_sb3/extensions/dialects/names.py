@@ -19,12 +19,11 @@ from marl_sb3.core.config import (
     plain_numbers,
     refusal,
     require,
-    shown,
     takes_integers,
     takes_integers_only,
 )
 from marl_sb3.doors import SETTINGS
-from marl_sb3.errors import ConfigError, require_known
+from marl_sb3.errors import ConfigError, require_known, shown
 from marl_sb3.extensions.dialects.rllib import (
     SECTION_OF,
     explanation,

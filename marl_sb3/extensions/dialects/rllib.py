@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from marl_sb3.core.config import Count, Named, PositiveInt, require, section_by_setting, shown
+from marl_sb3.core.config import Count, Named, PositiveInt, require, section_by_setting
 from marl_sb3.core.metrics import require_metric
-from marl_sb3.errors import ConfigError, did_you_mean
+from marl_sb3.errors import ConfigError, did_you_mean, shown
 from marl_sb3.extensions.dialects.rllib_names import (
     ALWAYS,
     ATTENTION,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from marl_sb3.core.config import Count, Fraction, Points, PositiveInt, accepts, require, shown, words
-from marl_sb3.errors import ConfigError, require_known
+from marl_sb3.core.config import Count, Fraction, Points, PositiveInt, accepts, require, words
+from marl_sb3.errors import ConfigError, require_known, shown
 
 PAGE = "docs/coming_from/rllib.md"  # where users of RLlib read on
 _TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))

@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from marl_sb3.core.config import CLASSES, shown
-from marl_sb3.errors import ConfigError
+from marl_sb3.core.config import CLASSES
+from marl_sb3.errors import ConfigError, shown
 
 # --- Literals such as dict(net_arch=[64, 64], activation_fn=nn.ReLU), which are read without evaluating them ---------
 

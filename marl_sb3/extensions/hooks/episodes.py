@@ -14,13 +14,12 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Image, Logger
 
 from marl_sb3.core.acting import Acted
-from marl_sb3.core.config import shown
 from marl_sb3.core.metrics import Episode, EpisodeTracker
 from marl_sb3.core.state import State, StateReader, is_plain
 from marl_sb3.core.training import TrainingWatcher, has_hook, named_errors, with_hook
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, map_arrays
 from marl_sb3.doors import FILMS, counterpart
-from marl_sb3.errors import ConfigError, HookError
+from marl_sb3.errors import ConfigError, HookError, shown
 from marl_sb3.files import file_names
 from marl_sb3.types import AgentID, Array, PolicyID
 from marl_sb3.wrappers import env_action

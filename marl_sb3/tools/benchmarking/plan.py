@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.core.config import Count, PositiveInt, accepts, algorithm_info, require, shown
+from marl_sb3.core.config import Count, PositiveInt, accepts, algorithm_info, require
 from marl_sb3.core.metrics import flatten
-from marl_sb3.errors import ConfigError, require_known
+from marl_sb3.errors import ConfigError, require_known, shown
 from marl_sb3.evaluation import OPPONENTS, RANDOM, is_code
 from marl_sb3.files import (
     UNFINISHED,

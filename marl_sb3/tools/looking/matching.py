@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 
 from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.config import Count, PositiveInt, require, shown
+from marl_sb3.core.config import Count, PositiveInt, require
 from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.mapping import by_policy
 from marl_sb3.core.metrics import Opposition, SampleStats, sample_stats, share_stats
 from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.envs import named_factory
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, shown
 from marl_sb3.evaluation import Code, EvaluationPlan, bundle_of, opponent_name, play_episodes, searching
 from marl_sb3.extensions.display import progress_bars
 from marl_sb3.results import Rating, ratings

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from marl_sb3.core.acting import PolicyBundle, PolicySpaces
-from marl_sb3.core.config import EXTERNAL, shown
+from marl_sb3.core.config import EXTERNAL
 from marl_sb3.core.vec_env import MultiAgentVecEnv
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, shown
 from marl_sb3.evaluation import Against, bundle_of, combine_policies, opponent_name, opponents_of, seat_name
 from marl_sb3.extensions.store import MANIFEST, load_policies
 from marl_sb3.runs import LEAGUE, SavedRun, TrainConfig, load_config, members_of, player_at, run_around
