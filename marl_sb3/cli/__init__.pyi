@@ -15,8 +15,10 @@ from .options import given_options as given_options
 from .options import options_of as options_of
 from .options import record as record
 from .parser import CommandParser as CommandParser
+from .parser import assignments as assignments
 from .parser import integer as integer
 from .parser import number_of_workers as number_of_workers
+from .parser import stop_conditions as stop_conditions
 from .running import EXIT_DONE as EXIT_DONE
 from .running import EXIT_FAILED as EXIT_FAILED
 from .running import EXIT_INTERRUPTED as EXIT_INTERRUPTED
@@ -45,9 +47,7 @@ from .shared import OfRun as OfRun
 from .shared import OfRunForLog as OfRunForLog
 from .shared import RayOptions as RayOptions
 from .shared import ServerOptions as ServerOptions
-from .shared import assignments as assignments
 from .shared import found_run as found_run
 from .shared import require_resumable as require_resumable
 from .shared import settings_in as settings_in
-from .shared import stop_conditions as stop_conditions
 from .shared import verified_rival as verified_rival

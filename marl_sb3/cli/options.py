@@ -154,12 +154,6 @@ class Option(NamedTuple):
         kinds = get_args(self.kind) if get_origin(self.kind) in (Union, UnionType) else (self.kind,)
         return [kind for kind in kinds if kind is not NoneType]
 
-    def checked(self, value: Any) -> Any:
-        """Return a value, or refuse it if it is not within bounds."""
-        bounds, (kind, *_) = self.find(Meta), self.kinds()
-        kind = kind if bounds is None else Annotated[kind, bounds]
-        return value if value is None or get_origin(kind) is not Annotated else require(self.flag, value, kind)
-
     def settings(self) -> dict[str, Any]:
         """Return how argparse takes it."""
         kind, *_ = self.kinds()
@@ -220,13 +214,22 @@ def add_options(parser: CommandParser, target: Callable[..., Any], texts: Mappin
 
 
 def values_of(target: Callable[..., Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of a function, or the values of a record, that a command line gives."""
-    return {
-        option.name: option.kind(**values_of(option.kind, arguments))
-        if option.is_record
-        else option.checked(getattr(arguments, option.name))
-        for option in options_of(target)
-    }
+    """Return the arguments of a function, or the values of a record, that a command line gives.
+
+    Raises:
+        ConfigError: a number is out of bounds.
+    """
+    values = {}
+    for option in options_of(target):
+        if option.is_record:
+            values[option.name] = option.kind(**values_of(option.kind, arguments))
+            continue
+        values[option.name] = value = getattr(arguments, option.name)
+        bounds, (kind, *_) = option.find(Meta), option.kinds()
+        kind = kind if bounds is None else Annotated[kind, bounds]
+        if value is not None and get_origin(kind) is Annotated:
+            require(option.flag, value, kind)
+    return values
 
 
 def given_options(record: Any) -> Iterator[tuple[Option, Any]]:

@@ -8,13 +8,13 @@ import difflib
 import gc
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import marl_sb3
 from marl_sb3.cli.running import EXIT_USAGE, StandardError
 from marl_sb3.core.config import integer_in
-from marl_sb3.errors import did_you_mean
+from marl_sb3.errors import ConfigError, did_you_mean
 from marl_sb3.output import printable
 
 # Options of RLlib's, rl-baselines3-zoo's and CleanRL's commands -> those here.
@@ -123,3 +123,31 @@ def number_of_workers(text: str) -> int | str:
         return text if text == "auto" else integer(text)
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"{error}, or auto") from None
+
+
+def assignments(option: str, texts: Iterable[str], accepted: str = "KEY=VALUE") -> dict[str, Any]:
+    """Parse the values of a repeatable option `KEY=VALUE`; each VALUE is YAML."""
+    from marl_sb3.files import parse_value
+
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"{option} is {text!r}; accepted: {accepted}", key=option)
+        try:
+            found[key.strip()] = parse_value(value)
+        except ConfigError as error:
+            raise ConfigError(f"{option} {key.strip()}: {error}", key=option) from error
+    return found
+
+
+def stop_conditions(texts: Sequence[str]) -> dict[str, Any] | None:
+    """Return metric -> value from `--stop`; None without `--stop`, no metric for `--stop none`.
+
+    Raises:
+        ConfigError: one of them is not `METRIC=NUMBER`.
+    """
+    if texts == ["none"]:
+        return {}
+    accepted = "METRIC=NUMBER, such as env_runners/episode_return_mean=15, or none alone"
+    return assignments("--stop", texts, accepted) or None

@@ -2,12 +2,12 @@
 
 import atexit
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from marl_sb3.cli.options import NEW_RUN, Bare, Setting, given_options, one_env, record
+from marl_sb3.cli.options import NEW_RUN, Bare, Setting, given_options, one_env, options_of, record
 from marl_sb3.core.config import canonical_algorithm
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast import ALGORITHMS
@@ -148,11 +148,8 @@ def settings_in(record: Any, *, of_resume: bool = False) -> dict[str, Any]:
         record: values of options.
         of_resume: only those that a resumed run takes.
     """
-    return {
-        option.name: value
-        for option, value in given_options(record)
-        if option.find(Setting) and not (of_resume and NEW_RUN in option.about)
-    }
+    options = [each for each in options_of(type(record)) if not (of_resume and NEW_RUN in each.about)]
+    return {each.name: getattr(record, each.name) for each in options if each.find(Setting)}
 
 
 def require_resumable(record: Any, what: str) -> None:
@@ -174,34 +171,6 @@ def require_resumable(record: Any, what: str) -> None:
             raise ConfigError(
                 f"{option.flag} cannot change {what}; accepted with --resume: {accepted}", key=option.name
             )
-
-
-def assignments(option: str, texts: Iterable[str], accepted: str = "KEY=VALUE") -> dict[str, Any]:
-    """Parse the values of a repeatable option `KEY=VALUE`; each VALUE is YAML."""
-    from marl_sb3.files import parse_value
-
-    found = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise ConfigError(f"{option} is {text!r}; accepted: {accepted}", key=option)
-        try:
-            found[key.strip()] = parse_value(value)
-        except ConfigError as error:
-            raise ConfigError(f"{option} {key.strip()}: {error}", key=option) from error
-    return found
-
-
-def stop_conditions(texts: Sequence[str]) -> dict[str, Any] | None:
-    """Return metric -> value from `--stop`; None without `--stop`, no metric for `--stop none`.
-
-    Raises:
-        ConfigError: one of them is not `METRIC=NUMBER`.
-    """
-    if texts == ["none"]:
-        return {}
-    accepted = "METRIC=NUMBER, such as env_runners/episode_return_mean=15, or none alone"
-    return assignments("--stop", texts, accepted) or None
 
 
 # --- Of servers ------------------------------------------------------------------------------------------------------

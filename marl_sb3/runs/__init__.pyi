@@ -2,11 +2,12 @@
 
 from .building import build as build
 from .building import check_device as check_device
-from .building import env_of as env_of
 from .building import env_settings as env_settings
 from .building import import_algorithms as import_algorithms
 from .building import make_envs as make_envs
 from .building import resolved as resolved
+from .building import source_named as source_named
+from .building import wrapped_env as wrapped_env
 from .equilibrium import nash_conv as nash_conv
 from .estimates import estimate_policies as estimate_policies
 from .evaluate import SUM as SUM
@@ -60,7 +61,6 @@ from .schema import nested as nested
 from .schema import source_of as source_of
 from .schema import value_of as value_of
 from .settings import load_config as load_config
-from .settings import name_of_callback as name_of_callback
 from .settings import require_kinds as require_kinds
 from .settings import require_trusted as require_trusted
 from .start import Recording as Recording
@@ -68,6 +68,7 @@ from .start import metric_names as metric_names
 from .start import prepare as prepare
 from .start import require_metrics as require_metrics
 from .start import resolve as resolve
+from .start import resume_own as resume_own
 from .start import resume_run as resume_run
 from .view import execute_and_show as execute_and_show
 from .view import execute_and_show_seeds as execute_and_show_seeds

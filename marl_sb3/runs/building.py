@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from operator import attrgetter
+from typing import Any, NoReturn
 
 import torch
 
@@ -54,18 +55,14 @@ def import_algorithms(hparams: Hparams, env: str | None) -> None:
             named_algorithm(algo)
 
 
-def env_of(config: TrainConfig, factory: EnvFactory | None = None) -> str | EnvFactory:
-    """Return what `make_vec_env` makes the envs of: the run's env, in the wrappers that its settings name.
-
-    Args:
-        config: of the run.
-        factory: makes the env, if the id in the configuration is only its name.
+def wrapped_env(env: str | EnvFactory, env_wrapper: Any) -> str | EnvFactory:
+    """Return what `make_vec_env` makes the envs of a run of: its env, in the wrappers that its settings name.
 
     Raises:
         ConfigError: `env_wrapper` names a wrapper that is not in the table, or there is no such env.
     """
-    wrappers = named_wrappers(config.env_wrapper)
-    return wrapping_factory(env_factory(factory or config.env), wrappers) if wrappers else factory or config.env
+    wrappers = named_wrappers(env_wrapper)
+    return wrapping_factory(env_factory(env), wrappers) if wrappers else env
 
 
 def env_settings(config: TrainConfig, n_envs: int | None = None) -> dict[str, Any]:
@@ -77,14 +74,16 @@ def env_settings(config: TrainConfig, n_envs: int | None = None) -> dict[str, An
     Raises:
         ConfigError: an argument of the env has the name of an argument of `make_vec_env`.
     """
-    names = ("episode_horizon", "env_state", "n_workers", "worker_timeout_s", "max_worker_restarts")
-    settings = {name: getattr(config, name) for name in names}
+    settings = dict(zip(_OF_ENVS, attrgetter(*_OF_ENVS)(config), strict=True))
     if n_envs is not None and n_envs < config.n_envs and isinstance(config.n_workers, int):
         settings["n_workers"] = min(config.n_workers, n_envs)
-    for name in [name for name in settings if name in config.env_kwargs]:
+    for name in settings.keys() & config.env_kwargs.keys():
         words = "the argument of the env has the name of a setting; accepted: other names, as a factory around the env"
         raise ConfigError(f"env.{name}: {words} can give it", key=f"env.{name}")
     return {**settings, **config.env_kwargs}
+
+
+_OF_ENVS = ("episode_horizon", "env_state", "n_workers", "worker_timeout_s", "max_worker_restarts")
 
 
 def make_envs(
@@ -98,13 +97,14 @@ def make_envs(
         seed: run seed of the envs; None draws one.
     """
     number = config.n_envs if n_envs is None else n_envs
-    return make_vec_env(env_of(config, factory), number, seed, config.vectorizer, **env_settings(config, number))
+    made_of = wrapped_env(factory or config.env, config.env_wrapper)
+    return make_vec_env(made_of, number, seed, config.vectorizer, **env_settings(config, number))
 
 
-def set_up_process(config: TrainConfig) -> None:
+def set_up_process(device: str, n_threads: int) -> None:
     """Check the device, set the number of PyTorch's threads, and avoid imports that a training run does not need."""
-    check_device(config)
-    torch.set_num_threads(config.n_threads)
+    check_device(device)
+    torch.set_num_threads(n_threads)
     start_without_dynamo()
 
 
@@ -124,16 +124,18 @@ def build(
     Raises:
         ConfigError: a setting does not fit.
     """
-    with source_named(config):
+    with source_named(config.where):
         try:
+            made_of, settings = wrapped_env(factory or config.env, config.env_wrapper), env_settings(config)
             if config.n_shards or runners is not None:
                 from marl_sb3.extensions.remote import make_sharded_vec_env
 
-                numbers, settings = (config.n_envs, config.n_shards, config.seed), env_settings(config)
-                made_of, vectorizer = env_of(config, factory), config.vectorizer
-                env: MultiAgentVecEnv = make_sharded_vec_env(made_of, *numbers, vectorizer, runners=runners, **settings)
+                numbers = config.n_envs, config.n_shards, config.seed
+                env: MultiAgentVecEnv = make_sharded_vec_env(
+                    made_of, *numbers, config.vectorizer, runners=runners, **settings
+                )
             else:
-                env = make_envs(config, factory, seed=config.seed)
+                env = make_vec_env(made_of, config.n_envs, config.seed, config.vectorizer, **settings)
             with undone_on_error(env.close):
                 config = with_rollouts(config, env)
                 algorithm = _build_algorithm(config, env)
@@ -162,15 +164,20 @@ def _require_masks(config: TrainConfig, factory: EnvFactory | None, algorithm: M
 
 
 @contextmanager
-def source_named(config: TrainConfig, key: str | None = None) -> Iterator[None]:
-    """Put the file or option of the wrong setting before the message of a `ConfigError`, once."""
+def source_named(where: Callable[[str | None], str], key: str | None = None) -> Iterator[None]:
+    """Put the file or option of the wrong setting before the message of a `ConfigError`, once.
+
+    Args:
+        where: `TrainConfig.where` of the configuration.
+        key: the setting; None: that of the error.
+    """
     try:
         yield
     except ConfigError as error:
-        where = config.where(key or error.path)
-        if str(error).startswith(where):
+        source = where(key or error.path)
+        if str(error).startswith(source):
             raise
-        raise ConfigError(f"{where}{error}", key=error.key) from error
+        raise ConfigError(f"{source}{error}", key=error.key) from error
 
 
 def resolved(config: TrainConfig) -> TrainConfig:
@@ -181,19 +188,14 @@ def resolved(config: TrainConfig) -> TrainConfig:
     """
     seed = fresh_seed() if config.seed is None else config.seed
     at_once = config.n_parallel_updates or parallel_updates(config.n_threads)
-
-    def defaults(algo: str, key: str) -> dict[str, Any]:
-        with source_named(config, key):
-            return hyperparameter_defaults(algorithm_info(algo).algorithm_class)
-
+    settings, checkpoints = dict(config.policy_settings), config.checkpoints
     # A given value is kept as it was written: `lin_3e-4` can be written to a file, the function made of it cannot.
-    of_run = {**defaults(config.algo, "algo"), **config.hyperparameters}
-    others = {
-        policy_id: {**defaults(algo, f"{policy_id}.algo"), **config.own_settings(policy_id)}
-        for policy_id in config.single_policies()
-        if (algo := config.of_policy(policy_id).algo) != config.algo
-    }
-    settings, checkpoints = {**config.policy_settings, **others}, config.checkpoints
+    with source_named(config.where, "algo"):
+        of_run = {**hyperparameter_defaults(algorithm_info(config.algo).algorithm_class), **config.hyperparameters}
+    for policy_id, own in config.own_settings.items():
+        if own.get("algo", config.algo) != config.algo:
+            with source_named(config.where, f"{policy_id}.algo"):
+                settings[policy_id] = {**hyperparameter_defaults(algorithm_info(own["algo"]).algorithm_class), **own}
     is_one = config.policies == SHARED or (not isinstance(config.policies, str) and len(config.policies) == 1)
     if config.league.rates(is_one) and source_of(config.sources, "checkpoints.metric") is None:
         checkpoints = replace(checkpoints, metric="league/rating_mean")  # a sum of returns says little of opponents
@@ -230,7 +232,8 @@ def with_rollouts(config: TrainConfig, env: MultiAgentVecEnv) -> TrainConfig:
     if not config.picks_rollouts:
         return config
     policy_ids = resolve_policies(config.policies, env.agents)
-    policies = list(policy_mapping(policy_ids, env, _mapping(config, env)).policy_of.values())
+    mapping = _mapping(config.mapping, policy_ids, config.agents, env, are_listed=not isinstance(config.policies, str))
+    policies = list(policy_mapping(policy_ids, env, mapping).policy_of.values())
     of_run: dict[str, Any] = {}
     of_policies: dict[PolicyID, Any] = {}
     for policy_id in policy_ids:
@@ -250,7 +253,7 @@ def with_rollouts(config: TrainConfig, env: MultiAgentVecEnv) -> TrainConfig:
 
 def rollout_lengths(config: TrainConfig) -> list[int]:
     """Return the different lengths of the rollouts in a resolved configuration, in steps of an env."""
-    of_policies = [config.of_policy(policy_id) for policy_id in config.single_policies()]
+    of_policies = map(config.of_policy, config.own_settings)
     used = [PolicySettings(config.algo, config.policy, config.hyperparameters), *of_policies]
     return sorted({each.hyperparameters["n_steps"] for each in used if not _has_replay(each.algo)})
 
@@ -274,10 +277,10 @@ def _picked_steps(config: TrainConfig, policy_id: PolicyID, n_agents: int) -> in
     return -(-steps // whole) * whole
 
 
-def check_device(config: TrainConfig) -> None:
+def check_device(device: str) -> None:
     """Refuse devices that PyTorch does not have: SB3 would silently take the CPU instead of CUDA."""
-    kind, _, index = config.device.partition(":")
-    if not re.fullmatch(r"auto|cpu(:0)?|cuda(:[0-9]+)?", config.device):
+    kind, _, index = device.partition(":")
+    if not re.fullmatch(r"auto|cpu(:0)?|cuda(:[0-9]+)?", device):
         fault = "; accepted: auto, cpu, cuda or cuda:N"
     elif kind == "cuda" and not torch.cuda.is_available():
         fault = ", but torch finds no CUDA"
@@ -285,17 +288,20 @@ def check_device(config: TrainConfig) -> None:
         fault = f"; accepted: cuda:0 to cuda:{torch.cuda.device_count() - 1}"
     else:
         return
-    raise ConfigError(f"{config.where('device')}device is {config.device!r}{fault}", key="device")
+    raise ConfigError(f"device is {device!r}{fault}", key="device")
 
 
 def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAlgorithm:
     policy_ids = resolve_policies(config.policies, env.agents)
-    _require_known(config, policy_ids, env)
-    _require_unambiguous(config, policy_ids)
-    mapping, specs = _mapping(config, env), {policy_id: policy_spec(config, policy_id) for policy_id in policy_ids}
+    for policy_id in config.policy_settings.keys() - set(policy_ids):
+        _refuse_unknown(policy_id, config.policy_settings[policy_id], policy_ids, env)
+    _require_unambiguous([source.path for source in config.sources.values()], policy_ids)
+    mapping = _mapping(config.mapping, policy_ids, config.agents, env, are_listed=not isinstance(config.policies, str))
     if config.league.is_on:
         mapping = _league(config, policy_mapping(policy_ids, env, mapping))
-        specs |= {name: policy_spec(config, name, policy_ids) for name in mapping.exploiters}
+    specs = {}
+    for policy_id in [*policy_ids, *(mapping.exploiters if config.league.is_on else ())]:
+        specs[policy_id] = policy_spec(config, policy_id, policy_ids)
     return MultiAgentAlgorithm(
         env,
         policies=specs,
@@ -312,28 +318,26 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
     )
 
 
-def _require_known(config: TrainConfig, policy_ids: Sequence[PolicyID], env: MultiAgentVecEnv) -> None:
-    """Refuse settings of policies that do not exist.
+def _refuse_unknown(
+    policy_id: PolicyID, settings: Mapping[str, Any], policy_ids: Sequence[PolicyID], env: MultiAgentVecEnv
+) -> NoReturn:
+    """Refuse settings of a policy that does not exist.
 
     A misspelt setting of a section, such as `evaluation.intervall`, looks like a setting of a policy `evaluation`.
     """
-    for policy_id, settings in config.policy_settings.items():
-        if policy_id in policy_ids:
-            continue
-        for name in settings if policy_id in SECTIONS else ():
-            require_known(name, names_in(policy_id), f"{name!r} in {policy_id} is unknown", f"{policy_id}.{name}")
-        if words := no_policy(policy_id, settings):
-            raise ConfigError(words, key=policy_id)
-        hint = "; with policies per_agent each agent has its own" if policy_id in env.agents else ""
-        close = difflib.get_close_matches(policy_id, [*SECTIONS, "env", "policy_kwargs"], n=1)
-        hint = f"; or did you mean {close[0]}.{next(iter(settings))}?" if close and settings else hint
-        words = f"unknown policy {policy_id!r}; accepted: {', '.join(policy_ids)}{hint}"
+    for name in settings if policy_id in SECTIONS else ():
+        require_known(name, names_in(policy_id), f"{name!r} in {policy_id} is unknown", f"{policy_id}.{name}")
+    if words := no_policy(policy_id, settings):
         raise ConfigError(words, key=policy_id)
+    hint = "; with policies per_agent each agent has its own" if policy_id in env.agents else ""
+    close = difflib.get_close_matches(policy_id, [*SECTIONS, "env", "policy_kwargs"], n=1)
+    hint = f"; or did you mean {close[0]}.{next(iter(settings))}?" if close and settings else hint
+    raise ConfigError(f"unknown policy {policy_id!r}; accepted: {', '.join(policy_ids)}{hint}", key=policy_id)
 
 
-def _require_unambiguous(config: TrainConfig, policy_ids: Sequence[PolicyID]) -> None:
+def _require_unambiguous(keys: Iterable[str], policy_ids: Sequence[PolicyID]) -> None:
     """Refuse dotted keys with two meanings, such as `env.height` if there is a policy called `env`."""
-    for key in [source.path for source in config.sources.values()]:
+    for key in keys:
         meanings = [meaning for prefix, meaning in _PREFIXES.items() if key.startswith(prefix)]
         meanings += [f"a setting of {key.partition('.')[0]}"] if key in ACCEPTED and "." in key else []
         for policy_id in policy_ids:
@@ -371,21 +375,32 @@ def policy_spec(config: TrainConfig, policy_id: PolicyID, policy_ids: Sequence[P
         resolve_hyperparameters(info.algorithm_class, arguments)
         return PolicySpec(info, settings.policy, **settings.hyperparameters)
     except ConfigError as error:
-        if str(error.key).partition(".")[0] not in config.own_settings(policy_id):
+        if str(error.key).partition(".")[0] not in config.own_settings.get(policy_id, ()):
             raise
         raise ConfigError(f"policy {policy_id!r}: {error}", key=f"{policy_id}.{error.key}") from error
 
 
-def _mapping(config: TrainConfig, env: MultiAgentVecEnv) -> Any:
+def _mapping(
+    given: Any,
+    policy_ids: Sequence[PolicyID],
+    agents: Mapping[PolicyID, Sequence[AgentID]],
+    env: MultiAgentVecEnv,
+    *,
+    are_listed: bool,
+) -> Any:
     """Return what `MultiAgentAlgorithm` takes as `policy_mapping_fn`.
+
+    Args:
+        given: the setting `mapping`.
+        agents: those that are listed for policies.
+        are_listed: whether the settings list the policies.
 
     Raises:
         ConfigError: it does not fit the policies or the env.
     """
-    listed, given = _listed_agents(config), config.mapping
+    listed = _policy_of_listed(agents) or None
     if given is None:
         return listed
-    policy_ids = resolve_policies(config.policies, env.agents)
     mapping: Any
     try:
         if given == SWAP:
@@ -394,7 +409,7 @@ def _mapping(config: TrainConfig, env: MultiAgentVecEnv) -> Any:
             if twice := [agent for agent in given if agent in (listed or ())]:
                 words = f"agent {twice[0]!r} is in mapping, and in the agents of policy {(listed or {})[twice[0]]!r}"
                 raise ConfigError(f"{words}; accepted: one of them")
-            others = policy_of_agents(policy_ids, env.agents, None) if isinstance(config.policies, str) else listed
+            others = listed if are_listed else policy_of_agents(policy_ids, env.agents, None)
             mapping = SampledAssignment({**(others or {}), **given})
         else:
             mapping = _named_mapping(given)
@@ -430,19 +445,14 @@ def _named_mapping(name: str) -> Any:
     return found
 
 
-def _listed_agents(config: TrainConfig) -> dict[AgentID, PolicyID] | None:
-    """Return the policy of each agent, from the `agents` of the policies; None if no policy lists agents."""
-    if isinstance(config.policies, str):
-        return None
+def _policy_of_listed(agents: Mapping[PolicyID, Sequence[AgentID]]) -> dict[AgentID, PolicyID]:
+    """Return the policy of each agent, from the `agents` of the policies."""
     mapping: dict[AgentID, PolicyID] = {}
-    for policy_id in config.policies:
-        for agent in config.agents_of(policy_id) or ():
-            if agent in mapping:
-                raise ConfigError(
-                    f"agent {agent!r} is in policies {mapping[agent]!r} and {policy_id!r}", key="policies"
-                )
-            mapping[agent] = policy_id
-    return mapping or None
+    for agent, policy_id in [(each, policy_id) for policy_id, own in agents.items() for each in own]:
+        if agent in mapping:
+            raise ConfigError(f"agent {agent!r} is in policies {mapping[agent]!r} and {policy_id!r}", key="policies")
+        mapping[agent] = policy_id
+    return mapping
 
 
 def _league(config: TrainConfig, mapping: PolicyMapping) -> League:

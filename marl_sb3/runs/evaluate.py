@@ -31,7 +31,7 @@ from marl_sb3.evaluation import (
 from marl_sb3.extensions.data import recorder_of
 from marl_sb3.extensions.display import Samples, one_line, progress_bars, samples_table, standard_console
 from marl_sb3.files import as_path
-from marl_sb3.runs.building import env_of, env_settings, make_envs
+from marl_sb3.runs.building import env_settings, make_envs, wrapped_env
 from marl_sb3.runs.rivals import short_name
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.types import AgentID, Array, PolicyID
@@ -205,7 +205,7 @@ def _make_env(run: SavedRun, plan: EvaluationPlan, video: VideoFile | None) -> M
         return make_envs(run.config, n_envs=plan.n_envs, seed=plan.seed)
     from marl_sb3.extensions.display import filming_factory
 
-    factory = filming_factory(env_of(run.config), video.add, plan.film_episodes)
+    factory = filming_factory(wrapped_env(run.config.env, run.config.env_wrapper), video.add, plan.film_episodes)
     settings = {**env_settings(run.config), "n_workers": 0}  # this process gets the frames
     env = make_vec_env(factory, plan.n_envs, plan.seed, **settings)
     video.fps = env.metadata.get("render_fps") or video.fps
@@ -221,12 +221,11 @@ def game_plan(run: SavedRun, deterministic: bool | None = None, seed: int | None
     if run.config.env == EXTERNAL:
         words = "clients step the env of this run, so that no episode can be played in it"
         raise ConfigError(f"{words}; accepted: another env with the same agents and spaces, as --env (env=)")
-    plan, opposed = (
-        EvaluationPlan.of_run(run.config, 1, deterministic, seed),
-        run.files.checkpoints.opposed() is not None,
-    )
+    plan = EvaluationPlan.of_run(run.config, 1, deterministic, seed)
+    opposed = run.files.checkpoints.opposed() is not None
     settings, name = env_settings(run.config), short_name(run.at or run.files.shown)
-    return GamePlan(env_of(run.config), settings, run.policies, plan.deterministic, plan.seed, name, opposed)
+    made_of = wrapped_env(run.config.env, run.config.env_wrapper)
+    return GamePlan(made_of, settings, run.policies, plan.deterministic, plan.seed, name, opposed)
 
 
 def _figures(evaluation: Evaluation) -> dict[str, Any]:

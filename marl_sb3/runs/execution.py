@@ -108,7 +108,7 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
             callbacks = [*callbacks, run.recorder]
         others = [signals, histograms, *curriculum, *run.callbacks, *callbacks, _FolderIsThere(run.files), checkpoints]
         try:
-            for phase in phases_after(run.config, algorithm.num_timesteps):
+            for phase in phases_after(algorithm.num_timesteps, run.config.n_timesteps, run.config.extensions):
                 enter(run, phase)
                 algorithm = run.algorithm
                 if run.config.league.is_on and isinstance(algorithm.assignment, League):

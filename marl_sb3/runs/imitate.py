@@ -132,7 +132,7 @@ def clone(
     run = prepare(config, run_dir, factory, trust_pickle=trust_pickle, makes_folder=False)
     with ExitStack() as cleanup:
         cleanup.callback(run.close)
-        with source_named(run.config):
+        with source_named(run.config.where):
             jobs = _jobs(run, read_data(data), data, options)
         how = "cloned from" if any(isinstance(job, Cloning) for job in jobs.values()) else "trained on"
         remark = f"its policies were {how} {data} by imitate with {options}; training from this file does not do that"

@@ -337,7 +337,9 @@ def write_settings(folder: Path, config: TrainConfig, policy_ids: Sequence[str])
 def hyperparameters(config: TrainConfig, policy_ids: Sequence[str]) -> dict[str, Value]:
     """Return the settings for comparing runs, flat, named as on the command line."""
     of_policies = {
-        f"{policy_id}.{key}": value for policy_id in policy_ids for key, value in config.own_settings(policy_id).items()
+        f"{policy_id}.{key}": value
+        for policy_id in policy_ids
+        for key, value in config.own_settings.get(policy_id, {}).items()
     }
     env = {f"env.{key}": value for key, value in config.env_kwargs.items()}
     of_run = {"env": config.env, "algo": config.algo, "policies": config.named_policies, "seed": config.seed}

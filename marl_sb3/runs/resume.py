@@ -9,7 +9,7 @@ again, and falls to 0 once more.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -36,19 +36,20 @@ class Phase:
         return self.n_timesteps if self.until is None else min(self.until, self.n_timesteps)
 
 
-def phases_after(config: TrainConfig, env_steps: int) -> list[Phase]:
-    """Return the phases of a run that do not end within its first `env_steps`."""
+def phases_after(env_steps: int, n_timesteps: int, extensions: Sequence[Extension] | None) -> list[Phase]:
+    """Return the phases of a run that do not end within its first `env_steps`, from its two settings."""
     extended = [
         Phase(each["n_timesteps"], each["until"], each.get("settings", {}))
-        for each in config.extensions or ()
+        for each in extensions or ()
         if each["until"] > env_steps
     ]
-    return [*extended, Phase(config.n_timesteps)]
+    return [*extended, Phase(n_timesteps)]
 
 
 def is_complete(config: TrainConfig, env_steps: int) -> bool:
     """Whether a run that has trained `env_steps` is complete."""
-    return env_steps >= config.n_timesteps and len(phases_after(config, env_steps)) == 1
+    is_last = all(each["until"] <= env_steps for each in config.extensions or ())
+    return env_steps >= config.n_timesteps and is_last
 
 
 def config_in(config: TrainConfig, phase: Phase) -> TrainConfig:
@@ -81,7 +82,7 @@ def continued(
             raise ConfigError(words, key="n_timesteps")
         given["n_timesteps"] = env_steps + timesteps
     after = after.changed(given)
-    now = phases_after(before, env_steps)[0]
+    now = phases_after(env_steps, before.n_timesteps, before.extensions)[0]
     present = config_in(before, now)
     extended = timesteps is not None and (now.until is not None or now.n_timesteps != after.n_timesteps)
     # If a stop condition ended the run so far, a run that repeats it must not stop there.
@@ -109,8 +110,8 @@ def _learned_otherwise(before: TrainConfig, after: TrainConfig) -> dict[str, Any
     """Return the new values of settings on which depends what is learned, and that a run may change as it goes on."""
     ours, theirs = before.hyperparameters, after.hyperparameters
     found = {name: theirs[name] for name in theirs if name in CHANGEABLE and ours.get(name) != theirs[name]}
-    for policy_id in dict.fromkeys([*before.single_policies(), *after.single_policies()]):
-        own = {*before.own_settings(policy_id), *after.own_settings(policy_id)} & CHANGEABLE
+    for policy_id in dict.fromkeys([*before.own_settings, *after.own_settings]):
+        own = {name for config in (before, after) for name in config.own_settings.get(policy_id, ())} & CHANGEABLE
         ours, theirs = (config.of_policy(policy_id).hyperparameters for config in (before, after))
         different = [name for name in theirs if name in own and ours.get(name) != theirs[name]]
         found.update({f"{policy_id}.{name}": theirs[name] for name in different})
@@ -180,7 +181,7 @@ def _differences(before: TrainConfig, after: TrainConfig) -> Iterator[tuple[str,
             for policy_id in new:
                 of_run = before.of_policy(policy_id).hyperparameters
                 ours, theirs = (
-                    {**of_run, **config.own_settings(policy_id), "agents": config.agents_of(policy_id)}
+                    {**of_run, **config.own_settings.get(policy_id, {}), "agents": config.agents.get(policy_id)}
                     for config in (before, after)
                 )
                 yield from _different(ours, theirs, f"{policy_id}.", learns_otherwise=True)

@@ -251,7 +251,7 @@ def load_run(
     if config.league.is_on:  # without its opponents, some of which may be code that a run folder cannot import
         settings = {"league.opponents": None, "league.snapshot_every": config.league.snapshot_every or 1}
         config = config.changed(settings)
-    if config.mapping_code is not None:  # which a run folder cannot import; checkpoints tell who may play whom
+    if "mapping" in config.code():  # which a run folder cannot import; checkpoints tell who may play whom
         bundle = saved.policies(checkpoint)
         config = replace(config, mapping=bundle.candidates or bundle.policy_of)
     config, algorithm = build(config, factory)
@@ -299,7 +299,8 @@ class SavedRun:
         around = run_around(run_folder)
         files = RunFolder(around or find_run(run_folder))
         config = files.read_config(env, makes_env=makes_env).changed({"device": device}, source="load_run")
-        set_up_process(config)
+        with source_named(config.where):
+            set_up_process(config.device, config.n_threads)
         return cls(files, config, None if around is None else Path(run_folder))
 
     def find(self, checkpoint: str | None = None) -> Checkpoint:
@@ -332,7 +333,7 @@ class SavedRun:
     def read(self, found: Checkpoint, env: MultiAgentVecEnv | None = None) -> PolicyBundle:
         """Load the policies in a checkpoint of the run; see `policies`. Errors name the checkpoint."""
         policy_ids = StateReader(found.state).fields("specs").names()
-        with source_named(self.config):
+        with source_named(self.config.where):
             specs = {policy_id: policy_spec(self.config, policy_id, policy_ids) for policy_id in policy_ids}
         try:
             return read_bundle(found, specs, self.config.device, env)

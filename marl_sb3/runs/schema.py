@@ -76,6 +76,12 @@ def source_of(sources: Mapping[str, Source], key: str | None) -> Source | None:
     return next((sources[name] for name in candidates if name in sources), None)
 
 
+def place_of_setting(sources: Mapping[str, Source], key: str | None) -> str:
+    """Return where the setting of an error was given, as a prefix of its message, or ""; see `source_of`."""
+    source = source_of(sources, key)
+    return f"{str(source)[:_LONGEST_SOURCE]}: " if source else ""
+
+
 # --- A run -----------------------------------------------------------------------------------------------------------
 
 
@@ -264,6 +270,10 @@ class TrainConfig:
     track_project: str | None = None
     env_kwargs: Named = field(default_factory=dict)  # arguments of the env, by name
     hyperparameters: Named = field(default_factory=dict)  # SB3's arguments, by name, of each policy that sets no other
+    # the settings that are given for single policies, without their agents, by policy id; they follow from the others
+    own_settings: dict[PolicyID, dict[str, Any]] = field(init=False, compare=False, repr=False, default_factory=dict)
+    # the agents that are listed for policies, by policy id; they follow from the others
+    agents: dict[PolicyID, Sequence[AgentID]] = field(init=False, compare=False, repr=False, default_factory=dict)
     # where a setting came from, for messages; not part of the configuration
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
     # what the user should know of how a file was read; not part of the configuration
@@ -275,22 +285,22 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name, kind in ACCEPTED.items():
             require(name, attrgetter(name)(self), kind)
-        phases = self.extensions or ()
-        ends = [accepts(PositiveInt, each.get(name)) for each in phases for name in ("until", "n_timesteps")]
-        if (
-            not all(ends)
-            or not all(accepts(Named, each.get("settings", {})) for each in phases)
-            or any(one["until"] >= following["until"] for one, following in pairwise(phases))
-        ):
-            raise refusal("extensions", self.extensions, _Extensions)
+        for name in BY_POLICY:
+            by_policy = getattr(self, name)
+            for policy_id, settings in () if isinstance(by_policy, str) else by_policy.items():
+                require_ids("policy", [policy_id], name, _QUOTE)
+                require(f"policies.{policy_id}", settings, _Policy)
+                self.own_settings.setdefault(policy_id, {}).update(settings)
+                if "agents" in settings:
+                    agents = self.own_settings[policy_id].pop("agents")
+                    self.agents[policy_id] = _checked_agents(policy_id, agents, self.policies)
+        _check_extensions(self.extensions or ())
         for metric, value in self.stop.items():
             if not accepts(FiniteFloat, value):
                 raise ConfigError(f"stop is {shown(f'{metric}={value}')}; accepted: METRIC=NUMBER", key="stop")
-        _check_ids(self)
-
-    @property
-    def _listed(self) -> Mapping[PolicyID, Mapping[str, Any]]:
-        return {} if isinstance(self.policies, str) else self.policies
+        _check_mapping(self.mapping)
+        require_ids("policy", self.policies_to_train or (), "policies_to_train", _QUOTE)
+        require_ids("custom metric", self.custom_metrics, "custom_metrics", _QUOTE)
 
     @property
     def named_policies(self) -> str:
@@ -298,33 +308,24 @@ class TrainConfig:
         policies = self.policies if isinstance(self.policies, str) else ", ".join(self.policies)
         return policies if self.mapping is None else f"{policies} (mapping {self.mapping})"
 
-    @property
-    def mapping_code(self) -> str | None:
-        """The place of the function, or the `Assignment`, that says who plays whom; None: the settings say it."""
-        return self.mapping if isinstance(self.mapping, str) and self.mapping != SWAP else None
-
-    def single_policies(self) -> list[PolicyID]:
-        """Return the ids of the policies that are listed or have settings of their own."""
-        return list(dict.fromkeys([*self._listed, *self.policy_settings]))
-
-    def own_settings(self, policy_id: PolicyID) -> dict[str, Any]:
-        """Return the settings that are given for one policy alone, without its agents."""
-        settings = {**self._listed.get(policy_id, {}), **self.policy_settings.get(policy_id, {})}
-        settings.pop("agents", None)
-        return settings
+    def code(self) -> dict[str, list[str]]:
+        """Return the places of the user's code, `MODULE:NAME` each, by the settings that name any."""
+        mapping = self.mapping if isinstance(self.mapping, str) and self.mapping != SWAP else None
+        named = {
+            "callbacks": list(map(name_of_callback, self.callbacks or ())),
+            "evaluation.function": list(filter(None, [self.evaluation.function])),
+            "mapping": list(filter(None, [mapping])),
+            "league.opponents": [name for name in self.league.opponents or () if ":" in name],
+        }
+        return {key: places for key, places in named.items() if places}
 
     def of_policy(self, policy_id: PolicyID) -> PolicySettings:
         """Return the settings of one policy: its own, and the run's; hyperparameters if it has the run's algorithm."""
-        own = self.own_settings(policy_id)
+        own = dict(self.own_settings.get(policy_id, {}))
         algo, policy = own.pop("algo", self.algo), own.pop("policy", self.policy)
         of_run = self.hyperparameters if algo == self.algo else {}
         of_sections = {**self.processing.changed(), **self.data.changed(), **self.central.changed()}
         return PolicySettings(algo, policy, {**of_run, **of_sections, **own})
-
-    def agents_of(self, policy_id: PolicyID) -> Sequence[AgentID] | None:
-        """Return the agents that are listed for a policy; None if none are listed."""
-        settings = {**self._listed.get(policy_id, {}), **self.policy_settings.get(policy_id, {})}
-        return cast("Sequence[AgentID] | None", settings.get("agents"))
 
     def changed(self, values: Mapping[str, Any], source: str | None = None) -> TrainConfig:
         """Return a copy with other values.
@@ -339,12 +340,11 @@ class TrainConfig:
 
     def where(self, key: str | None) -> str:
         """Return where the setting of an error was given, as a prefix of its message, or ""; see `source_of`."""
-        source = source_of(self.sources, key)
-        return f"{str(source)[:_LONGEST_SOURCE]}: " if source else ""
+        return place_of_setting(self.sources, key)
 
 
 _LONGEST_SOURCE = 1000  # characters: a key in a file may have any length
-_NOT_SETTINGS = ("env", "sources", "notes", "picks_rollouts")
+_NOT_SETTINGS = ("env", "own_settings", "agents", "sources", "notes", "picks_rollouts")
 
 
 def _settings_of(section: type) -> Iterator[tuple[str, Any]]:
@@ -374,30 +374,49 @@ def value_of(config: TrainConfig, name: str) -> Any:
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Make the fields of a `TrainConfig` from setting -> value; a section has defaults for missing settings."""
-    made: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
-    for section, of_section in SECTIONS.items():
-        given = {own: f"{section}.{own}" for own in names_in(section)}
-        made[section] = of_section(**{own: values[name] for own, name in given.items() if name in values})
-    return made
+    made: dict[str, Any] = {}
+    sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for name, value in values.items():
+        section, dot, own = name.partition(".")
+        (sections[section] if dot else made)[own or name] = value
+    return made | {section: SECTIONS[section](**given) for section, given in sections.items()}
 
 
-def _check_ids(config: TrainConfig) -> None:
-    for name in BY_POLICY:
-        by_policy = getattr(config, name)
-        for policy_id, settings in () if isinstance(by_policy, str) else by_policy.items():
-            require_ids("policy", [policy_id], name, _QUOTE)
-            require(f"policies.{policy_id}", settings, _Policy)
-            if "agents" not in settings:
-                continue
-            key = f"{policy_id}.agents"
-            if isinstance(config.policies, str):
-                words = f"policies is {shown(config.policies)}; agents can be listed only where policies are"
-                raise ConfigError(f"policy {policy_id!r}, agents: {words}", key=key)
-            require_ids("agent", require(key, settings["agents"], _AgentIds), key, _QUOTE)
-    by_agent = config.mapping if isinstance(config.mapping, Mapping) else {}
+def name_of_callback(entry: Any) -> str:
+    """Return the name in an entry of `callbacks`: `MODULE:CLASS`, or `{MODULE:CLASS: arguments}`."""
+    return str(next(iter(entry), "") if isinstance(entry, Mapping) else entry)
+
+
+def _checked_agents(policy_id: PolicyID, agents: Any, policies: Any) -> Sequence[AgentID]:
+    """Return the agents that are listed for a policy.
+
+    Args:
+        policies: of the run.
+
+    Raises:
+        ConfigError: the run has no list of policies, or these are no ids of agents.
+    """
+    key = f"{policy_id}.agents"
+    if isinstance(policies, str):
+        words = f"policies is {shown(policies)}; agents can be listed only where policies are"
+        raise ConfigError(f"policy {policy_id!r}, agents: {words}", key=key)
+    require_ids("agent", require(key, agents, _AgentIds), key, _QUOTE)
+    return cast("Sequence[AgentID]", agents)
+
+
+def _check_extensions(phases: Sequence[Extension]) -> None:
+    ends = [accepts(PositiveInt, each.get(name)) for each in phases for name in ("until", "n_timesteps")]
+    if (
+        not all(ends)
+        or not all(accepts(Named, each.get("settings", {})) for each in phases)
+        or any(one["until"] >= following["until"] for one, following in pairwise(phases))
+    ):
+        raise refusal("extensions", phases, _Extensions)
+
+
+def _check_mapping(mapping: Any) -> None:
+    by_agent = mapping if isinstance(mapping, Mapping) else {}
     require_ids("agent", by_agent, "mapping", _QUOTE)
     for agent, played in by_agent.items():
         ids = require(f"mapping.{agent}", played, _Played, "mapping")
         require_ids("policy", [ids] if isinstance(ids, str) else ids, "mapping", _QUOTE)
-    require_ids("policy", config.policies_to_train or (), "policies_to_train", _QUOTE)
-    require_ids("custom metric", config.custom_metrics, "custom_metrics", _QUOTE)

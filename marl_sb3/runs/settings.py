@@ -5,7 +5,7 @@ A name that is no field of `TrainConfig` is the name of a hyperparameter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,16 @@ from marl_sb3.extensions.dialects import (
     translated_key,
 )
 from marl_sb3.runs.files import OF_TRUST, Hparams, entry_of, name_of, preset_path, presets, require_named
-from marl_sb3.runs.schema import ACCEPTED, BY_POLICY, Source, TrainConfig, nested, source_of
+from marl_sb3.runs.schema import (
+    ACCEPTED,
+    BY_POLICY,
+    Source,
+    TrainConfig,
+    name_of_callback,
+    nested,
+    place_of_setting,
+    source_of,
+)
 
 # --- Merging all sources; the last one wins --------------------------------------------------------------------------
 
@@ -63,7 +72,10 @@ class MergedSettings:
         """
         self._count += 1
         try:
-            for key, (written, value) in _without_teams(canonical_settings(given)).items():
+            found = canonical_settings(given)
+            if "teams" in found:
+                found["policies"] = _policies_of_teams(found)
+            for key, (written, value) in found.items():
                 whole = _TEXT_IDS[key](value) if is_yaml and key in _TEXT_IDS else value
                 self.sources[key] = Source(where(written), written if dotted else "", self._count, may_import)
                 if key in BY_POLICY and isinstance(whole, Mapping):
@@ -142,17 +154,15 @@ class MergedSettings:
         return source_of(self.sources, key) or Source(key)
 
 
-def _without_teams(given: dict[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:
-    """Return settings with `policies` in the place of `teams`, which says which agents a policy plays and no more."""
-    if "teams" not in given:
-        return given
+def _policies_of_teams(given: dict[str, tuple[str, Any]]) -> tuple[str, Any]:
+    """Take `teams` out of settings; return the `policies` that are meant, which say no more than who plays them."""
     written, teams = given.pop("teams")
     if "policies" in given:
         raise ConfigError("teams and policies are both given, but mean the same; accepted: one of them", key="teams")
     if not isinstance(teams, Mapping) or not all(isinstance(agents, (list, tuple)) for agents in teams.values()):
         accepted = "a mapping of teams to lists of agents, such as {blue: [a, b], red: [c]}"
         raise ConfigError(f"teams is {shown(teams)}; accepted: {accepted}", key="teams")
-    return {**given, "policies": (written, {team: {"agents": agents} for team, agents in teams.items()})}
+    return written, {team: {"agents": agents} for team, agents in teams.items()}
 
 
 _BY_NAME = {"env": "env_kwargs", "stop": "stop"}  # fields whose entries may be set by `HEAD.NAME`
@@ -262,30 +272,24 @@ def with_arguments(named: Iterable[Any], entries: Any) -> list[Any]:
     return [had[name].pop(0) if isinstance(name, str) and had.get(name) else name for name in named]
 
 
-def name_of_callback(entry: Any) -> str:
-    """Return the name in an entry of `callbacks`: `MODULE:CLASS`, or `{MODULE:CLASS: arguments}`."""
-    return str(next(iter(entry), "") if isinstance(entry, Mapping) else entry)
-
-
-def require_trusted(config: TrainConfig, named: Collection[str] | None = None) -> None:
+def require_trusted(
+    code: Mapping[str, Sequence[str]], sources: Mapping[str, Source], named: Collection[str] | None = None
+) -> None:
     """Refuse code that only a file names, before it is imported: callbacks, functions, opponents of a league.
 
     Args:
+        code: of the configuration, see `TrainConfig.code`.
+        sources: of the configuration.
         named: the settings that the user has given; None: those that no file has.
 
     Raises:
         ConfigError: a file names code.
     """
-    function = config.evaluation.function
-    of_file = {"callbacks": [name_of_callback(each) for each in config.callbacks or ()]}
-    of_file["evaluation.function"] = [] if function is None else [function]
-    of_file["mapping"] = [] if config.mapping_code is None else [config.mapping_code]
-    of_file["league.opponents"] = [name for name in config.league.opponents or () if ":" in name]
-    for key, names in of_file.items():
-        source = config.sources.get(key)
-        if names and source is not None and not (source.may_import if named is None else key in named):
+    for key, names in code.items():
+        source = sources.get(key)
+        if source is not None and not (source.may_import if named is None else key in named):
             words = f"wants to import {', '.join(map(shown, names))}: if you trust this code, give --set {key}=..."
-            raise ConfigError(f"{config.where(key)}{words} yourself; {OF_TRUST}", key=key)
+            raise ConfigError(f"{place_of_setting(sources, key)}{words} yourself; {OF_TRUST}", key=key)
 
 
 def require_kinds(hparams: Any, settings: Any) -> None:

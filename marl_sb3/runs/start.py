@@ -41,8 +41,8 @@ from marl_sb3.runs.folder import IMITATION_FILE, WRITTEN, RunFolder, find_run, u
 from marl_sb3.runs.logs import truncate_logs
 from marl_sb3.runs.resume import Phase, changes_between, config_in, continued, is_complete, phases_after
 from marl_sb3.runs.run import Run
-from marl_sb3.runs.schema import TrainConfig
-from marl_sb3.runs.settings import load_config, name_of_callback, require_trusted, with_arguments
+from marl_sb3.runs.schema import TrainConfig, name_of_callback, value_of
+from marl_sb3.runs.settings import load_config, require_trusted, with_arguments
 from marl_sb3.runs.tracking import require_trackers
 
 _log = logging.getLogger(__name__)
@@ -104,32 +104,41 @@ def prepare(
         ConfigError: a setting does not fit; nothing has been written then.
         CheckpointError: a checkpoint in `init_from` is damaged, or there is none.
     """
-    require_trusted(config)
-    require_trackers(config)
+    require_trusted(config.code(), config.sources)
+    with source_named(config.where, "track"):
+        require_trackers(config.track)
     files = RunFolder.new(config.env, run_dir)
     recorder = None
     if record is not None:
         recorder = record.recorder(config.env, continues=False)
         files.require_apart(Path(record.directory))
-    config = _with_found_sources(resolved(config if runners is None else with_shards(config)))
+    config = resolved(config if runners is None else with_shards(config))
+    if any(map(is_address, config.league.opponents or ())):
+        with source_named(config.where, "league.opponents"):
+            found = [pinned(each) if is_address(each) else each for each in config.league.opponents or ()]
+        config = replace(config, league=replace(config.league, opponents=found))
+    if config.init_from is not None:
+        with source_named(config.where, "init_from"):
+            config = replace(config, init_from=list(map(_found_source, config.init_from)))
     for note in config.notes:
         _log.warning("%s", note)
-    set_up_process(config)
+    with source_named(config.where):
+        set_up_process(config.device, config.n_threads)
     config, algorithm, phase = _build(config, 0, factory, runners)
     run = Run(files, config, algorithm, factory=factory, recorder=recorder, runners=runners, settings=phase.settings)
     with undone_on_error(run.close):
         require_metrics(run)
-        with source_named(config, "callbacks"):
+        with source_named(config.where, "callbacks"):
             run.callbacks = named_callbacks(config.callbacks)
-        with source_named(config, "curriculum"):
+        with source_named(config.where, "curriculum"):
             for curriculum in curricula_of(run):
                 curriculum.move(algorithm.env)
-        with source_named(config, "init_from"):
+        with source_named(config.where, "init_from"):
             sources = [parse_init_from(text) for text in config.init_from or ()]
             run.started_from = start_from(algorithm, sources, config.init_layers, trust_pickle=trust_pickle)
         if recorder is not None:
             recorder.open(algorithm)
-        with source_named(config):
+        with source_named(config.where):
             algorithm.read_data()
             algorithm.start_runners()
         to_yaml(config)  # raises for a value that a file cannot hold
@@ -146,15 +155,16 @@ def _build(
     Raises:
         ConfigError: a setting does not fit, or one of a phase cannot change in a run.
     """
-    phase, *later = phases_after(config, env_steps)
-    for each in (phase, *later):
-        with source_named(config, "extensions"):
-            changed = config_in(config, each)
-            changes_between(config, changed)
-            for policy_id in changed.single_policies() if each.settings else ():
-                policy_spec(changed, policy_id)
-            if each.settings:
+    phases = phases_after(env_steps, config.n_timesteps, config.extensions)
+    for each in phases:
+        if each.settings:
+            with source_named(config.where, "extensions"):
+                changed = config_in(config, each)
+                changes_between(config, changed)
+                for policy_id in changed.own_settings:
+                    policy_spec(changed, policy_id)
                 resolve_hyperparameters(algorithm_info(config.algo).algorithm_class, changed.hyperparameters)
+    phase = phases[0]
     if not phase.settings:
         return *build(config, factory, runners), phase
     return config, build(config_in(config, phase), factory, runners)[1], phase
@@ -171,7 +181,7 @@ def enter(run: Run, phase: Phase) -> None:
     run.algorithm.env.close()
     run.algorithm = build(config_in(run.config, phase), run.factory, run.runners)[1]
     run.settings = phase.settings
-    with source_named(run.config):
+    with source_named(run.config.where):
         run.algorithm.read_data()
         run.algorithm.start_runners()
     _restore(run, checkpoint)
@@ -183,26 +193,16 @@ def resolve(config: TrainConfig, *, trust_pickle: bool = False, runners: AnyRunn
         return run.config
 
 
-def _with_found_sources(config: TrainConfig) -> TrainConfig:
-    """Replace folders of runs in `init_from` by their newest run, and addresses on the Hub by their newest commit.
+def _found_source(text: str) -> str:
+    """Name a source of `init_from` so that it stays the same: the newest run of a folder, the newest commit on the Hub.
 
     Later, another may be the newest.
     """
-    opponents = config.league.opponents or ()
-    if any(map(is_address, opponents)):
-        with source_named(config, "league.opponents"):
-            found = [pinned(each) if is_address(each) else each for each in opponents]
-        config = replace(config, league=replace(config.league, opponents=found))
-    if config.init_from is None:
-        return config
-    with source_named(config, "init_from"):
-        sources = [parse_init_from(text) for text in config.init_from]
-        for place, path in enumerate([source.path for source in sources]):
-            if is_address(path):
-                sources[place] = replace(sources[place], path=Path(pinned(path)))
-            elif path.is_dir() and not any((path / name).exists() for name in ("manifest.json", "checkpoints")):
-                sources[place] = replace(sources[place], path=find_run(path))
-        return replace(config, init_from=list(map(str, sources)))
+    source = parse_init_from(text)
+    if is_address(source.path):
+        return str(replace(source, path=Path(pinned(source.path))))
+    has_run = any((source.path / name).exists() for name in ("manifest.json", "checkpoints"))
+    return str(source if has_run or not source.path.is_dir() else replace(source, path=find_run(source.path)))
 
 
 # --- From its newest checkpoint ---------------------------------------------------------------------------------------
@@ -254,16 +254,18 @@ def resume_run(
         _with_settings(before, settings)  # refuses most of what is wrong before the checkpoint is read
         checkpoint = _newest_checkpoint(files, cloning=cloning)
         env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
-        now = phases_after(before, env_steps)[0]
+        now = phases_after(env_steps, before.n_timesteps, before.extensions)[0]
         present = config_in(before, now)
         changed = _with_settings(present, settings)
         noted_changes = changes_between(present, changed)
         config = continued(before, changed, env_steps, timesteps, changes)
         if runners is not None and not config.n_shards:
             raise ConfigError("the run was begun without shards (n_shards is 0), which runners need", key="n_shards")
-        require_trackers(config)
+        with source_named(config.where, "track"):
+            require_trackers(config.track)
         recorder = None if record is None else record.recorder(config.env, continues=True)
-        set_up_process(config)
+        with source_named(config.where):
+            set_up_process(config.device, config.n_threads)
         # Otherwise nothing will be trained.
         goes_on = CLONING in checkpoint.state if cloning else not is_complete(config, env_steps)
         config, algorithm, phase = _build(config, env_steps, factory, runners)
@@ -277,13 +279,13 @@ def resume_run(
                 words = "the run had callbacks that a run folder cannot import; to have them, add"
                 _log.warning("%s %s", words, missing)
             run.callbacks = named_callbacks(with_arguments(callbacks, config.callbacks))
-            with source_named(config):
+            with source_named(config.where):
                 run.algorithm.start_runners()
             inexact = _restore(run, checkpoint)
             if recorder is not None:
                 recorder.open(algorithm)
             if goes_on:
-                with source_named(config):
+                with source_named(config.where):
                     if not cloning:
                         run.algorithm.read_data()
                 with files.writing():
@@ -296,14 +298,26 @@ def _with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainCon
     """Return the configuration of a run folder, which cannot name code, with settings that the user names."""
     if settings:
         config = load_config(config.env, hparams=parse_value(to_yaml(config)), settings=settings)
-    opponents = list(config.league.opponents or ())
-    of_code: dict[str, Any] = {"evaluation.function": config.evaluation.function, "mapping": config.mapping_code}
-    of_code["league.opponents"] = opponents if any(":" in each for each in opponents) else None
-    for key, code in of_code.items():
-        if code is not None and key not in settings:
-            words = f"accepted with --resume: --set {shlex.quote(f'{key}={code}')}"
+    for key in config.code():
+        if key not in ("callbacks", *settings):
+            words = f"accepted with --resume: --set {shlex.quote(f'{key}={value_of(config, key)}')}"
             raise ConfigError(f"a run folder cannot import its {key}; {words}", key=key)
     return config
+
+
+def resume_own(
+    run_folder: Path, config: TrainConfig, factory: EnvFactory | None = None, settings: Mapping[str, Any] | None = None
+) -> Run:
+    """Resume a run that this program began: its code, which no run folder may import, is named again.
+
+    Args:
+        config: of the run when it was begun.
+        settings: see `resume_run`.
+    """
+    code = config.code()
+    callbacks = code.pop("callbacks", [])
+    named = {key: value_of(config, key) for key in code}
+    return resume_run(run_folder, None, config.env, factory, None, {**named, **(settings or {})}, callbacks)
 
 
 def _newest_checkpoint(files: RunFolder, *, cloning: bool) -> Checkpoint:
@@ -452,7 +466,7 @@ def curricula_of(run: Run, more_metrics: Sequence[str] = ()) -> list[CurriculumC
     Args:
         more_metrics: names of metrics that callbacks add to the result.
     """
-    with source_named(run.config, "curriculum"):
+    with source_named(run.config.where, "curriculum"):
         return [] if run.config.curriculum is None else [CurriculumCallback.of(run.config.curriculum, more_metrics)]
 
 
@@ -469,7 +483,7 @@ def metric_names(run: Run) -> list[str]:
 
 def require_metrics(run: Run) -> None:
     """Refuse stop conditions and a checkpoint metric that no iteration will log."""
-    with source_named(run.config):
+    with source_named(run.config.where):
         known = metric_names(run)
         for metric in run.config.stop:
             require_logged(metric, known)

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -24,12 +24,10 @@ from marl_sb3.core.state import preserve_rng
 from marl_sb3.errors import ConfigError, described, install_words
 from marl_sb3.files import file_names, parse_value, read_regular, write_whole
 from marl_sb3.results import read_results
-from marl_sb3.runs.building import source_named
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import TRACKING_FILE
 from marl_sb3.runs.logs import IterationFormat, with_quantiles
 from marl_sb3.runs.run import Run
-from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.runs.trackers import TRACKERS, Entry, Start, Tracker
 
 _log = logging.getLogger(__name__)
@@ -40,25 +38,24 @@ UNREACHED_S = 2.0  # and for one that has not answered at all
 _MOST_WAITING = 10_000  # entries; a resume sends the tracker what it has missed
 
 
-def trackers_of(config: TrainConfig) -> list[str]:
-    """Return the names of a run's trackers, without `tensorboard`, whose files every run writes."""
-    names = [config.track] if isinstance(config.track, str) else config.track or ()
+def trackers_of(track: str | Sequence[str] | None) -> list[str]:
+    """Return the names in the setting `track`, without `tensorboard`, whose files every run writes."""
+    names = [track] if isinstance(track, str) else track or ()
     return [name for name in dict.fromkeys(names) if name in TRACKERS]
 
 
-def require_trackers(config: TrainConfig) -> None:
+def require_trackers(track: str | Sequence[str] | None) -> None:
     """Refuse trackers that are not installed, before anything is made.
 
     Raises:
         ConfigError: the message says how to install it.
     """
-    with source_named(config, "track"):
-        for name in trackers_of(config):
-            package = TRACKERS[name].package
-            spec = find_spec(package)
-            if spec is None or spec.origin is None:  # a folder `wandb`, which W&B writes, looks like a package
-                words = f"track {name} needs {package}, which is not installed; {install_words(name)}"
-                raise ConfigError(words, key="track")
+    for name in trackers_of(track):
+        package = TRACKERS[name].package
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:  # a folder `wandb`, which W&B writes, looks like a package
+            words = f"track {name} needs {package}, which is not installed; {install_words(name)}"
+            raise ConfigError(words, key="track")
 
 
 # --- What a tracker gets ---------------------------------------------------------------------------------------------
@@ -280,7 +277,7 @@ def tracking(run: Run) -> Iterator[Tracking]:
     """
     folder, config, most_agents = run.folder, run.config, run.config.tensorboard_agents
     threads: dict[str, TrackerThread] = {}
-    if names := trackers_of(config):
+    if names := trackers_of(config.track):
         (settings,) = parse_value(to_yaml(config)).values()
         start = Start(
             folder,

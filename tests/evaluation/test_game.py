@@ -15,10 +15,9 @@ import pytest
 from films import frames_of_gif
 from live_envs import made, small_run
 
-from marl_sb3.core.vec_env import make_vec_env
 from marl_sb3.errors import ConfigError, MarlSb3Error
 from marl_sb3.evaluation import Command, Film, Game, Moment, Player, Stage, View, ViewerLeftError, play_episodes
-from marl_sb3.runs import SavedRun, env_of, env_settings
+from marl_sb3.runs import SavedRun, make_envs
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +58,7 @@ def returns_of_next(game: Game) -> dict[str, float]:
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_seed_gives_the_returns_of_evaluations_beside_another_game(arena: SavedRun, deterministic: bool) -> None:
-    with closing(make_vec_env(env_of(arena.config), 1, **env_settings(arena.config))) as env:
+    with closing(make_envs(arena.config, n_envs=1)) as env:
         played = play_episodes(arena.policies(None, env), env, 3, deterministic, seed=3)
     with closing(made(arena)) as game, closing(made(arena)) as other:
         game.begin(3, deterministic, None)

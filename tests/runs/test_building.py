@@ -128,9 +128,9 @@ def test_a_gpu_that_does_not_exist_is_refused(
     monkeypatch.setattr(th.cuda, "is_available", lambda: n_devices > 0)
     monkeypatch.setattr(th.cuda, "device_count", lambda: n_devices)
     with pytest.raises(ConfigError, match=message):
-        check_device(load_config("arena", device=device))
+        check_device(device)
     if n_devices:
-        check_device(load_config("arena", device=f"cuda:{n_devices - 1}"))
+        check_device(f"cuda:{n_devices - 1}")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_league_has_a_preset() -> None:
 def test_opponents_in_presets_are_players_of_the_package(env: str) -> None:
     config = load_config(env, "maskable_ppo", hparams=preset_path("ppo").with_name("maskable_ppo.league.yml"))
     assert set(config.league.opponents or ()) <= {"random", *OPPONENTS.names()}
-    require_trusted(config)
+    require_trusted(config.code(), config.sources)
 
 
 @pytest.mark.parametrize("env", ["open_spiel/leduc_poker", "open_spiel/kuhn_poker"])

@@ -116,14 +116,14 @@ def test_dotted_keys_reach_the_env_the_network_and_one_policy() -> None:
     )
     assert config.env_kwargs == {"height": 6}
     assert config.hyperparameters == {"policy_kwargs": {"net_arch": [8]}}
-    assert config.own_settings("pol1") == {"learning_rate": 4e-4, "policy_kwargs": {"activation_fn": "relu"}}
-    assert config.own_settings("pol2") == {}
+    assert config.own_settings["pol1"] == {"learning_rate": 4e-4, "policy_kwargs": {"activation_fn": "relu"}}
+    assert config.own_settings.get("pol2", {}) == {}
 
 
 def test_a_policy_whose_id_has_dots_is_reached() -> None:
     settings = {"x.a.gamma": 0.9, "x.a.policy_kwargs.activation_fn": "relu", "env.wind.speed": 3}
     config = load_config("e", settings=settings)
-    assert config.own_settings("x.a") == {"gamma": 0.9, "policy_kwargs": {"activation_fn": "relu"}}
+    assert config.own_settings["x.a"] == {"gamma": 0.9, "policy_kwargs": {"activation_fn": "relu"}}
     assert config.env_kwargs == {"wind.speed": 3}
 
 
@@ -134,7 +134,7 @@ def test_integers_that_stand_for_ids_are_their_digits(tmp_path: Path) -> None:
     config = load_config("e", hparams=write(tmp_path / "h.yml", text), settings=settings)
     assert config.policies == {"1": {"agents": ["0"]}, "b": {"agents": ["7", "c"]}}
     assert config.policies_to_train == ["1"]
-    assert config.own_settings("1") == {"n_epochs": 2, "gamma": 0.5}
+    assert config.own_settings["1"] == {"n_epochs": 2, "gamma": 0.5}
     assert config.custom_metrics == {"2": {"key": "hits", "agent": "0"}}
     assert load_config(None, hparams=write(tmp_path / "config.yaml", to_yaml(config))) == config
 
@@ -165,7 +165,7 @@ def test_what_is_no_id_is_refused(tmp_path: Path, text: str, message: str) -> No
 def test_listed_policies_take_single_settings_on_top_of_their_own(tmp_path: Path) -> None:
     path = write(tmp_path / "h.yml", "e:\n  policies:\n    p: {agents: [a], gamma: 0.5, n_epochs: 2}\n")
     config = load_config("e", hparams=path, settings={"p.gamma": 0.7})
-    assert config.own_settings("p") == {"gamma": 0.7, "n_epochs": 2}
+    assert config.own_settings["p"] == {"gamma": 0.7, "n_epochs": 2}
 
 
 def test_teams_are_policies_with_their_agents(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import fractions
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -43,7 +44,7 @@ def accepts(kind: Any, value: Any) -> bool:
     """Whether a value is of a kind. Nothing is converted: `"1"`, `1.0` and `True` are not integers."""
     if get_origin(kind) in (Union, UnionType):
         # One by one: msgspec 0.22 crashes on the union of a string with a pattern and a list.
-        return any(accepts(each, value) for each in get_args(kind))
+        return any(map(accepts, get_args(kind), repeat(value)))
     try:
         # msgspec accepts only Python's own float, not its subclass, NumPy's float64.
         msgspec.convert(float(value) if isinstance(value, float) else value, kind)

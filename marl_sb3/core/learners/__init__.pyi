@@ -30,4 +30,3 @@ from .spec import named_algorithm as named_algorithm
 from .spec import policy_specs as policy_specs
 from .spec import resolve_hyperparameters as resolve_hyperparameters
 from .spec import specs_of_checkpoint as specs_of_checkpoint
-from .spec import with_settings as with_settings

@@ -21,7 +21,7 @@ from stable_baselines3.common.utils import FloatSchedule
 
 from marl_sb3.core.acting import make_action_noise
 from marl_sb3.core.config import ProcessingSettings, counted
-from marl_sb3.core.learners.spec import PolicySpec
+from marl_sb3.core.learners.spec import PolicySpec, info_of_class
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.processing import LEAST_PIXELS, ProcessedPolicy, Processing
 from marl_sb3.core.sb3 import Schedule, SpacesOnlyVecEnv, check_spaces, integer_sizes
@@ -58,17 +58,19 @@ def build(
             settings["action_noise"] = make_action_noise(settings["action_noise"], rows.zero_based_actions.space)
         if isinstance(settings.get("train_freq"), list):
             settings["train_freq"] = tuple(settings["train_freq"])
-    settings |= {name: float(schedule(1.0)) for name, schedule in coefficients(spec).items()}
+    settings |= {name: float(schedule(1.0)) for name, schedule in coefficients(settings.get("ent_coef")).items()}
     epsilon = settings.pop("exploration_schedule", None)
     kwargs = settings["policy_kwargs"] = dict(settings.get("policy_kwargs") or {})  # SB3 writes into it
-    _check_policy_name(rows, spec)
-    _check_policy_kwargs(rows, spec, kwargs)
-    _check_net_arch(rows, spec, kwargs.get("net_arch"))
+    policy_class = spec.policy_class
+    _check_policy_name(rows, spec.policy)
+    _check_policy_kwargs(rows, policy_class, kwargs)
+    if not spec.has_own_network:
+        _check_net_arch(rows, spec.algorithm, kwargs.get("net_arch"))
     ask = getattr(kwargs.get("features_extractor_class"), "arguments_for", None)
     if processing is not None and ask is not None:  # the extractor's arguments depend on how observations are processed
         kwargs["features_extractor_kwargs"] = {**(kwargs.get("features_extractor_kwargs") or {}), **ask(processing)}
     env = SpacesOnlyVecEnv(rows.num_rows, rows.zero_based_observations.space, rows.zero_based_actions.space)
-    arguments = {"policy": spec.policy_class, "env": env, "seed": seed, **settings}
+    arguments = {"policy": policy_class, "env": env, "seed": seed, **settings}
     with warnings.catch_warnings():
         # `check_rollout` gives the same warning in one line.
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
@@ -89,10 +91,9 @@ def build(
     return made  # type: ignore[no-any-return]
 
 
-def coefficients(spec: PolicySpec) -> dict[str, Schedule]:
+def coefficients(ent_coef: Any) -> dict[str, Schedule]:
     """Return the schedules of hyperparameters that SB3 takes as numbers only, by name; see `Learner.schedules`."""
-    given = spec.hyperparameters.get("ent_coef")
-    return {"ent_coef": given} if callable(given) else {}
+    return {"ent_coef": ent_coef} if callable(ent_coef) else {}
 
 
 def build_for_acting(rows: PolicyRows, spec: PolicySpec, processing: Processing | None, device: str) -> BaseAlgorithm:
@@ -169,12 +170,12 @@ def _recurrent(spec: PolicySpec, **arguments: Any) -> BaseAlgorithm:
     return made  # type: ignore[no-any-return]
 
 
-def _check_policy_name(rows: PolicyRows, spec: PolicySpec) -> None:
+def _check_policy_name(rows: PolicyRows, policy: str | type[Any]) -> None:
     """Refuse a policy for other observations than these; SB3 finds out by itself, but not in these words."""
-    if str(spec.policy).startswith(("Mlp", "Cnn")) and isinstance(rows.group.observation_space, spaces.Dict):
+    if str(policy).startswith(("Mlp", "Cnn")) and isinstance(rows.group.observation_space, spaces.Dict):
         parts, agents = ", ".join(rows.group.observation_space.spaces), ", ".join(rows.agents)
         raise ConfigError(
-            f"policy {rows.policy_id!r}: agents {agents} observe several parts ({parts}), but {spec.policy} takes one "
+            f"policy {rows.policy_id!r}: agents {agents} observe several parts ({parts}), but {policy} takes one "
             "array; accepted: policy=MultiInputPolicy",
             key="policy",
         )
@@ -183,9 +184,8 @@ def _check_policy_name(rows: PolicyRows, spec: PolicySpec) -> None:
 _OF_SB3 = ("self", "observation_space", "action_space", "lr_schedule", "use_sde")  # SB3 passes these itself
 
 
-def _check_policy_kwargs(rows: PolicyRows, spec: PolicySpec, given: Mapping[str, Any]) -> None:
+def _check_policy_kwargs(rows: PolicyRows, policy_class: type[Any], given: Mapping[str, Any]) -> None:
     """Refuse arguments that the policy class does not take, with a clearer message than SB3's."""
-    policy_class = spec.policy_class
     parameters = inspect.signature(policy_class.__init__).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
@@ -195,45 +195,49 @@ def _check_policy_kwargs(rows: PolicyRows, spec: PolicySpec, given: Mapping[str,
         require_known(name, known, what, f"policy_kwargs.{name}")
 
 
-def _check_net_arch(rows: PolicyRows, spec: PolicySpec, net_arch: Any) -> None:
+def _check_net_arch(rows: PolicyRows, algorithm: type[BaseAlgorithm], net_arch: Any) -> None:
     """Refuse layers of networks that the algorithm does not have: SB3 would ignore them, or fail on them."""
-    if spec.has_own_network or not isinstance(net_arch, Mapping):
+    if not isinstance(net_arch, Mapping):
         return
-    kinds = spec.info.kinds
+    kinds = info_of_class(algorithm).kinds
     names = [] if "exploration_fraction" in kinds else ["pi", "qf"] if "buffer_size" in kinds else ["pi", "vf"]
     if not set(net_arch) <= set(names) or (names == ["pi", "qf"] and len(net_arch) < len(names)):
         shape = f"{{{', '.join(f'{name}: [64, 64]' for name in names)}}}"
         accepted = f"a list of layer widths{f', or {shape}' if names else ''}"
         raise ConfigError(
-            f"policy {rows.policy_id!r}: policy_kwargs.net_arch of {spec.algorithm.__name__} is {shown(net_arch)}; "
+            f"policy {rows.policy_id!r}: policy_kwargs.net_arch of {algorithm.__name__} is {shown(net_arch)}; "
             f"accepted: {accepted}",
             key="policy_kwargs.net_arch",
         )
 
 
-def check_rollout(rows: PolicyRows, spec: PolicySpec) -> None:
+def check_rollout(rows: PolicyRows, algorithm: type[BaseAlgorithm], n_steps: int, batch_size: int | None) -> None:
     """Refuse spaces that SB3 cannot learn in, and hyperparameters that do not fit the rollout.
 
     As in SB3, a `batch_size` larger than the rollout makes one minibatch of the whole rollout.
 
+    Args:
+        n_steps: steps of each env in a rollout.
+        batch_size: agent steps in a minibatch; None: all of the rollout.
+
     Raises:
         ConfigError: names the policy, and what is accepted.
     """
-    check_spaces(rows, spec.algorithm)
-    if spec.info.takes_masks and choices_of(rows.group.action_space) is None:
+    check_spaces(rows, algorithm)
+    if info_of_class(algorithm).takes_masks and choices_of(rows.group.action_space) is None:
         raise ConfigError(
             f"policy {rows.policy_id!r}, agents {', '.join(rows.agents)}: the action space is "
-            f"{rows.group.action_space}, which has no masks; {spec.algorithm.__name__} accepts Discrete, MultiDiscrete "
+            f"{rows.group.action_space}, which has no masks; {algorithm.__name__} accepts Discrete, MultiDiscrete "
             "and MultiBinary",
             key="algo",
         )
-    n_steps = spec.values["n_steps"]
     size = n_steps * rows.num_rows
     factors = (counted(n_steps, "step"), counted(rows.num_envs, "env"), counted(len(rows.agents), "agent"))
     shape = f"{' x '.join(factors)} = {counted(size, 'agent step')}"
     if size < 2:
         raise ConfigError(f"policy {rows.policy_id!r}: a rollout of {shape}; at least 2 are needed", key="n_steps")
-    batch_size = spec.values.get("batch_size", size)
+    if batch_size is None:
+        return
     if batch_size > size:
         _warn_once(
             f"policy {rows.policy_id!r}: batch_size is {batch_size}, larger than its rollout of {shape}: every epoch "
@@ -246,14 +250,13 @@ def check_rollout(rows: PolicyRows, spec: PolicySpec) -> None:
         )  # fmt: skip
 
 
-def mention_flat_images(rows: PolicyRows, spec: PolicySpec) -> None:
+def mention_flat_images(rows: PolicyRows, policy: str | type[Any], policy_kwargs: Mapping[str, Any] | None) -> None:
     """Warn once if an MlpPolicy, the default, gets images, of which it makes a vector of numbers."""
-    space, given = rows.group.observation_space, spec.hyperparameters.get("policy_kwargs") or {}
-    is_flat = isinstance(spec.policy, str) and spec.policy.startswith("Mlp") and "features_extractor_class" not in given
-    if is_flat and is_image_space(space):
-        cnn = spec.policy.replace("Mlp", "Cnn")
+    space, is_flat = rows.group.observation_space, isinstance(policy, str) and policy.startswith("Mlp")
+    if is_flat and "features_extractor_class" not in (policy_kwargs or {}) and is_image_space(space):
+        cnn = str(policy).replace("Mlp", "Cnn")
         _warn_once(
-            f"policy {rows.policy_id!r}: observations are images of shape {space.shape}, which {spec.policy} takes as "
+            f"policy {rows.policy_id!r}: observations are images of shape {space.shape}, which {policy} takes as "
             f"{math.prod(space.shape or ())} separate numbers; policy={cnn} (--set policy={cnn}) takes {_IMAGES}"
         )
 

@@ -220,7 +220,7 @@ class Learner(Stateful, ABC):
         Raises:
             ConfigError: the hyperparameters do not fit the rollout or the spaces.
         """
-        if options.n_steps is not None and cls.takes_common_steps:
+        if options.n_steps is not None and cls.takes_common_steps and "n_steps" not in spec.hyperparameters:
             spec = spec.with_defaults({"n_steps": options.n_steps})
         processing = processing_of(rows, spec.processing)
         algorithm = cls._build(policy_rows(rows, processing), spec, seed, options, processing)
@@ -241,7 +241,7 @@ class Learner(Stateful, ABC):
             learner._states.update(part.states)
             learner._recorded_as = {**learner._recorded_as, **part.metrics}
         learner.metric_names = list(learner._recorded_as)
-        learner.schedules = coefficients(spec)
+        learner.schedules = coefficients(spec.hyperparameters.get("ent_coef"))
         return learner
 
     @classmethod

@@ -220,46 +220,43 @@ def _check_network(network: StateReader, *, own_policy: bool) -> None:
             raise network.error(name, values[name], words)
 
 
-def policy_specs(
-    policies: str | Mapping[PolicyID, PolicySpec],
-    policy_ids: Sequence[PolicyID],
-    defaults: Mapping[str, Any],
-    n_envs: int,
-) -> dict[PolicyID, PolicySpec]:
-    """Return the spec of each policy, with the defaults filled in.
-
-    Args:
-        defaults: settings of every policy that does not set its own, by SB3's names or those of a dialect.
-    """
-    if "algo" in defaults:
-        words = f"'algo' is a setting of commands and files; accepted here: algorithm={shown(defaults['algo'])}"
-        raise ConfigError(f"{words}, or a PolicySpec of its class for each policy", key="algo")
-    if isinstance(policies, str):
-        spec = PolicySpec(**{name: defaults[name] for name in _OF_SPEC if name in defaults})
-        policies = dict.fromkeys(policy_ids, spec)
-        defaults = {name: value for name, value in defaults.items() if name not in _OF_SPEC}
-    for policy_id, spec in policies.items():
-        if not isinstance(spec, PolicySpec):
-            raise ConfigError(f"policy {policy_id!r} is {spec!r}; accepted: a PolicySpec", key="policies")
-    return with_settings(policies, defaults, n_envs)
-
-
 _OF_SPEC = ("algorithm", "policy", "exploration")
 
 
-def with_settings(
-    specs: Mapping[PolicyID, PolicySpec], settings: Mapping[str, Any], n_envs: int, *, override: bool = False
-) -> dict[PolicyID, PolicySpec]:
-    """Return specs with settings, by SB3's names or those of a dialect, that they do not have; see `with_defaults`.
+def policy_specs(
+    policies: str | Mapping[PolicyID, PolicySpec],
+    policy_ids: Sequence[PolicyID],
+    settings: Mapping[str, Any],
+    n_envs: int,
+    *,
+    override: bool = False,
+) -> Mapping[PolicyID, PolicySpec]:
+    """Return the spec of each policy, with settings that it does not have.
+
+    Args:
+        policies: the specs; or a name such as `shared`, for equal ones of all policies.
+        settings: by SB3's names or those of a dialect.
+        override: whether specs get also those that they have.
 
     Raises:
         ConfigError: a setting is unknown, or its value is out of range; or it is what each spec has of its own.
     """
-    if own := next((name for name in _OF_SPEC if name in settings), None):
-        words = f"{own}={shown(settings[own])} is given for policies that have their own"
-        raise ConfigError(f"{words}; accepted: {own}=... of the PolicySpec of each policy, in `policies`", key=own)
-    made = dict(specs)
-    for policy_id, spec in specs.items() if settings else ():
+    if "algo" in settings:
+        words = f"'algo' is a setting of commands and files; accepted here: algorithm={shown(settings['algo'])}"
+        raise ConfigError(f"{words}, or a PolicySpec of its class for each policy", key="algo")
+    own = {name: settings[name] for name in _OF_SPEC if name in settings}
+    if isinstance(policies, str):
+        policies = dict.fromkeys(policy_ids, PolicySpec(**own))
+        settings = {name: value for name, value in settings.items() if name not in own}
+    elif own:
+        name = next(iter(own))
+        words = f"{name}={shown(own[name])} is given for policies that have their own"
+        raise ConfigError(f"{words}; accepted: {name}=... of the PolicySpec of each policy, in `policies`", key=name)
+    for policy_id, spec in policies.items():
+        if not isinstance(spec, PolicySpec):
+            raise ConfigError(f"policy {policy_id!r} is {spec!r}; accepted: a PolicySpec", key="policies")
+    made = dict(policies)
+    for policy_id, spec in policies.items() if settings else ():
         translated = dict(settings)
         for dialect in DIALECTS:
             translated = dialect.translated(spec, translated, n_envs)

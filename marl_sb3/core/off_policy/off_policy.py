@@ -102,7 +102,7 @@ class OffPolicyLearner(Learner):
             return copy  # type: ignore[no-any-return]
         check_spaces(rows, spec.algorithm)
         check_replay(rows, spec, processing)
-        mention_flat_images(rows, spec)
+        mention_flat_images(rows, spec.policy, spec.hyperparameters.get("policy_kwargs"))
         algorithm: Any = build(rows, spec, processing, options.device, seed)
         assert options.goal_rewards is not None
         stored = stored_space(processing, algorithm)

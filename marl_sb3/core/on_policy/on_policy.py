@@ -61,8 +61,8 @@ class OnPolicyLearner(Learner):
         cls, rows: PolicyRows, spec: PolicySpec, seed: int | None, options: LearnerOptions, processing: Processing
     ) -> BaseAlgorithm:
         if options.experience.learns_here:
-            check_rollout(rows, spec)
-            mention_flat_images(rows, spec)
+            check_rollout(rows, spec.algorithm, spec.values["n_steps"], spec.values.get("batch_size"))
+            mention_flat_images(rows, spec.policy, spec.hyperparameters.get("policy_kwargs"))
         buffer_class = cls.buffer_classes[isinstance(rows.group.observation_space, spaces.Dict)]
         return build(rows, spec, processing, options.device, seed, buffer_class)
 

@@ -16,7 +16,6 @@ from marl_sb3.core.learners import (
     iteration_steps,
     policy_specs,
     specs_of_checkpoint,
-    with_settings,
 )
 from marl_sb3.core.mapping import (
     Deterministic,
@@ -141,19 +140,20 @@ def set_up(
     """
     policy_ids = resolve_policies(dict.fromkeys(policies) if isinstance(policies, Mapping) else policies, env.agents)
     mapping = policy_mapping(policy_ids, env, policy_mapping_fn, seed)
-    specs = policy_specs(policies, policy_ids, dict(hyperparameters), env.num_envs)
+    specs = policy_specs(policies, policy_ids, hyperparameters, env.num_envs)
     by_policy(evaluation_deterministic, policy_ids)  # refuses policies that do not exist
-    off_policy = [policy_id for policy_id in policy_ids if is_off_policy(specs[policy_id].algorithm)]
-    rollout_steps = n_steps
-    for policy_id, spec in specs.items():  # the `n_steps` of off-policy algorithms is that of n-step returns
-        if rollout_steps is None and policy_id not in off_policy:
-            rollout_steps = spec.hyperparameters.get("n_steps")
     trained = policies_that_train(policies_to_train, policy_ids)
     rows = {policy_id: rows_of_policy(env, policy_id, mapping.seats_of(policy_id)) for policy_id in policy_ids}
-    if learned_from_replay := [(rows[each], specs[each]) for each in off_policy if each in trained]:
+    rollout_steps, with_replay = n_steps, []
+    for policy_id, spec in specs.items():  # the `n_steps` of off-policy algorithms is that of n-step returns
+        if not is_off_policy(spec.algorithm):
+            rollout_steps = spec.hyperparameters.get("n_steps") if rollout_steps is None else rollout_steps
+        elif policy_id in trained:
+            with_replay.append((rows[policy_id], spec))
+    if with_replay:
         from marl_sb3.core.off_policy import require_memory
 
-        require_memory(learned_from_replay)
+        require_memory(with_replay)
     learners: dict[PolicyID, Learner] = {}
     goal_rewards = goal_rewards_of(env)
     options = LearnerOptions(device, rollout_steps, update_path, progress_remaining, experience, goal_rewards)
@@ -300,7 +300,7 @@ def constructor_arguments(
         raise ConfigError(f"policies is {policies!r}; {words}", key="policies")
     if isinstance(policies, Mapping):  # their files are numbered
         policies = {each: policies[each] for each in (*state.fields("policies").names(), *policies) if each in policies}
-    specs = policies or with_settings(specs_of_checkpoint(checkpoint), hyperparameters, num_envs, override=True)
+    specs = policies or policy_specs(specs_of_checkpoint(checkpoint), (), hyperparameters, num_envs, override=True)
     return {
         **read,
         "policies": specs,

@@ -343,7 +343,7 @@ class _Reader:
             env, algo, None if presets else {env: {}}, settings, label=lambda key: from_place.get(key, self.file)
         )
         if not self.trusted:
-            require_trusted(config, ())
+            require_trusted(config.code(), config.sources, ())
         return config
 
     # --- Parts of a file ---------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from marl_sb3.errors import ConfigError, described
 from marl_sb3.evaluation import RANDOM, EvaluationPlan, SeatEvaluations, play_episodes, play_seats, seats_of
 from marl_sb3.files import read_json, write_whole
 from marl_sb3.results import last_result
-from marl_sb3.runs import Run, RunFolder, SavedRun, execute, make_envs, prepare, remove_run, resume_run
+from marl_sb3.runs import Run, RunFolder, SavedRun, execute, make_envs, prepare, remove_run, resume_own
 from marl_sb3.systems import end_this_at_once
 from marl_sb3.tools.benchmarking.plan import Benchmark, Training
 
@@ -246,11 +246,7 @@ def _begun(training: Training) -> Run:
         remove_run(files.path, config.env)  # it was ended before its first checkpoint
         training.beside("processor.json").unlink(missing_ok=True)
         return prepare(config, files.path)
-    code: dict[str, Any] = {"evaluation.function": config.evaluation.function, "mapping": config.mapping_code}
-    code["league.opponents"] = config.league.opponents
-    settings = {key: value for key, value in code.items() if value is not None}
-    callbacks = [each if isinstance(each, str) else next(iter(each)) for each in config.callbacks or ()]
-    return resume_run(files.path, env=config.env, settings=settings, callbacks=callbacks)
+    return resume_own(files.path, config)
 
 
 class _ProcessorTime(TrainingCallback):

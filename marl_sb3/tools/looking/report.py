@@ -410,7 +410,7 @@ def _policy_of(run: RunData, agent: str) -> str | None:
     policies = list(by_agent(run.record.columns, "env_runners/module_episode_returns_mean"))
     if len(policies) == 1:
         return policies[0]
-    listed = {each: policy_id for policy_id in policies for each in run.config.agents_of(policy_id) or ()}
+    listed = {each: policy_id for policy_id in policies for each in run.config.agents.get(policy_id, ())}
     if isinstance(run.config.mapping, Mapping) and agent in run.config.mapping:
         played = run.config.mapping[agent]
         return played if isinstance(played, str) else ", ".join(played)

@@ -35,6 +35,7 @@ from marl_sb3.runs import (
     require_named,
     require_trusted,
     resolved,
+    source_named,
 )
 from marl_sb3.startup import start_without_dynamo
 from marl_sb3.tools.tuning.options import SearchOptions, takes_search_options
@@ -80,7 +81,8 @@ def prepare_study(env: str | EnvFactory | None = None, **options: Unpack[SearchO
     search = _search(before, fields, space, grid)
     if before is None and search.hparams is None and (picked := _picked_rollouts(search, factory)) is not None:
         search = _search(None, {**fields, "hparams": picked}, space, grid)
-    require_trusted(search.config({}), named=given.get("settings") or ())
+    config = search.config({})
+    require_trusted(config.code(), config.sources, given.get("settings") or ())
     for note in notes:
         _log.warning("%s", note)
     if before is not None:
@@ -329,7 +331,8 @@ def require_trainable_preset(study: TuneStudy) -> None:
 def _built(config: TrainConfig, factory: EnvFactory | None) -> Iterator[Run]:
     """Build a run to check its settings; it is not started."""
     config = resolved(config)
-    check_device(config)
+    with source_named(config.where):
+        check_device(config.device)
     start_without_dynamo()
     run = Run(RunFolder(Path()), *build(config, factory), factory=factory)
     try:

@@ -328,7 +328,7 @@ def setting(config: TrainConfig, name: str) -> Any:
     first, _, rest = name.partition(".")
     if first == "env":
         return config.env_kwargs.get(rest)
-    of_one = first in config.single_policies()
+    of_one = first in config.own_settings
     policy = config.of_policy(first) if of_one else config
     found: Any = {"algo": policy.algo, **policy.hyperparameters}
     for part in (rest if of_one else name).split("."):

@@ -42,7 +42,7 @@ from marl_sb3.extensions.remote import (
     packed_request,
 )
 from marl_sb3.files import last_line, open_regular
-from marl_sb3.runs import Pool, Run, TrainConfig, execute, name_of_callback, prepare, resume_run
+from marl_sb3.runs import Pool, Run, TrainConfig, execute, prepare, resume_own
 from marl_sb3.signals import interrupting
 from marl_sb3.systems import CAN_FORK, KILL, require_fork
 from marl_sb3.tools.tuning.queue import HERE, TrialQueue
@@ -101,16 +101,8 @@ class Continuation:
         return self.config.seed
 
     def run(self, folder: Path, factory: EnvFactory | None) -> Run:
-        """Restore the run; the code that the settings name, which no run folder may import, is named again."""
-        config = self.config
-        opponents = [each for each in config.league.opponents or () if ":" in each]
-        code: dict[str, Any] = {"evaluation.function": config.evaluation.function, "mapping": config.mapping_code}
-        code["league.opponents"] = config.league.opponents if opponents else None
-        named = {name: value for name, value in code.items() if value is not None}
-        callbacks = [name_of_callback(each) for each in config.callbacks or ()]
-        return resume_run(
-            folder, env=config.env, factory=factory, settings={**named, **self.settings}, callbacks=callbacks
-        )
+        """Restore the run; see `resume_own`."""
+        return resume_own(folder, self.config, factory, self.settings)
 
 
 GoesOn = Callable[[Result], bool]  # asked about each evaluation: whether the training goes on

@@ -118,7 +118,7 @@ def test_a_renamed_hyperparameter_is_the_same_everywhere(name: str, tmp_path: Pa
     value, expected = RENAMED_VALUES[name]
     for load in sources({name: value}, tmp_path):
         assert load().hyperparameters == expected
-    assert load_config("e", settings={f"p.{name}": value}).own_settings("p") == expected
+    assert load_config("e", settings={f"p.{name}": value}).own_settings["p"] == expected
     has = [algorithm for algorithm in ALGORITHMS if next(iter(expected)) in TABLES[algorithm.__name__]]
     spec = PolicySpec(has[-1] if name == "initial_alpha" else has[0])
     (found,) = policy_specs({"p": spec}, ["p"], {name: value}, 1).values()
@@ -134,7 +134,7 @@ def test_a_renamed_setting_of_the_run_is_the_same_everywhere(name: str, tmp_path
         assert value_of(load(), field) == expected
     if field.startswith("processing."):
         own = field.partition(".")[2]
-        assert load_config("e", settings={f"p.{name}": value}).own_settings("p") == {own: expected}
+        assert load_config("e", settings={f"p.{name}": value}).own_settings["p"] == {own: expected}
         (spec,) = policy_specs("shared", ["shared"], {name: value}, 1).values()
         assert getattr(spec.processing, own) == expected
 
@@ -220,9 +220,9 @@ def test_names_that_depend_on_the_algorithm_mean_its_setting(
     of_one = {name: value for name, value in given.items() if name not in ENVS_PER_RUNNER}
     if of_one == given:
         config = load_config("e", settings={"p.algo": algo, **{f"p.{name}": value for name, value in given.items()}})
-        assert config.own_settings("p") == {"algo": algo, **expected}
+        assert config.own_settings["p"] == {"algo": algo, **expected}
         listed = load_config("e", hparams={"e": {"policies": {"p": {"algo": algo, **given}}}})
-        assert listed.own_settings("p") == {"algo": algo, **expected}
+        assert listed.own_settings["p"] == {"algo": algo, **expected}
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_the_entries_of_models_and_buffers_are_read_as_if_they_stood_alone(tmp_p
     given = {"algo": "dqn", "replay_buffer_config": buffer}
     for load in sources(given, tmp_path):
         assert load().hyperparameters == {"buffer_size": 99}
-    assert load_config("e", settings={"p.replay_buffer_config": buffer}).own_settings("p") == {"buffer_size": 99}
+    assert load_config("e", settings={"p.replay_buffer_config": buffer}).own_settings["p"] == {"buffer_size": 99}
     (spec,) = policy_specs({"p": PolicySpec("dqn")}, ["p"], {"replay_buffer_config": buffer}, 1).values()
     assert spec.hyperparameters == {"buffer_size": 99}
 
@@ -302,7 +302,7 @@ def test_names_of_networks_mean_a_features_extractor_together(name: str, tmp_pat
         config = load()
         check(config.hyperparameters.get("policy_kwargs", {}))
         assert config.processing.frame_stack == frames
-    own = load_config("e", settings={f"p.{name}": value for name, value in given.items()}).own_settings("p")
+    own = load_config("e", settings={f"p.{name}": value for name, value in given.items()}).own_settings["p"]
     check(own.get("policy_kwargs", {}))
     assert own.get("frame_stack", 1) == frames
     plain: Any = policy_specs("shared", ["shared"], given, 1)["shared"].to_plain()
@@ -515,7 +515,7 @@ def test_numbers_with_an_exponent_are_integers_where_these_are_meant(tmp_path: P
     path = tmp_path / "h.yml"
     path.write_text("e: {n_timesteps: !!float 1e5, seed: 1e3, n_steps: 1e2, policies: {p: {n_epochs: 1e1}}}")
     config = load_config("e", hparams=path)
-    found = (config.n_timesteps, config.seed, config.hyperparameters["n_steps"], config.own_settings("p")["n_epochs"])
+    found = (config.n_timesteps, config.seed, config.hyperparameters["n_steps"], config.own_settings["p"]["n_epochs"])
     assert found == (100_000, 1000, 100, 10)
     assert {type(value) for value in found} == {int}
     assert type(load_config("e", settings={"gamma": 1.0}).hyperparameters["gamma"]) is float

@@ -129,7 +129,7 @@ def test_action_noise_has_the_two_keys_of_the_zoo() -> None:
     settings = {"p.noise_type": "normal", "p.noise_std": 0.1, "env.noise_std": 3}
     config = load_config("e", "td3", hparams={"e": entry}, settings=settings)
     assert config.hyperparameters == {"action_noise": {"ornstein_uhlenbeck": 0.5}}
-    assert (config.own_settings("p"), config.env_kwargs) == ({"action_noise": {"normal": 0.1}}, {"noise_std": 3})
+    assert (config.own_settings["p"], config.env_kwargs) == ({"action_noise": {"normal": 0.1}}, {"noise_std": 3})
     assert PolicySpec(TD3, action_noise={"normal": 0.1}).hyperparameters == {"action_noise": {"normal": 0.1}}
 
 

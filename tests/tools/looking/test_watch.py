@@ -16,11 +16,10 @@ from toy_envs import ScriptedEnv
 
 from marl_sb3 import watch as command
 from marl_sb3.core.envs import register_env
-from marl_sb3.core.vec_env import make_vec_env
 from marl_sb3.envs import EnvWindow
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.evaluation import GamePlan, Moment, Rival, View, ViewerLeftError, play_episodes
-from marl_sb3.runs import SavedRun, env_of, env_settings, named_apart
+from marl_sb3.runs import SavedRun, make_envs, named_apart
 from marl_sb3.tools import looking
 from marl_sb3.tools.looking import watching
 from marl_sb3.tools.looking.stages import KeyStage, TerminalStage, WindowStage
@@ -67,7 +66,7 @@ def watched(folder: Path, n_episodes: int = 2, options: str = "", **more: Any) -
 @pytest.mark.parametrize("options", ["", "--stochastic", "--random"])
 def test_the_episodes_are_those_of_evaluations(run: Path, moments: list[tuple[Moment, View]], options: str) -> None:
     saved, acting = SavedRun.open(run), () if options == "--random" else None
-    with closing(make_vec_env(env_of(saved.config), 1, **env_settings(saved.config))) as env:
+    with closing(make_envs(saved.config, n_envs=1)) as env:
         played = play_episodes(saved.policies(None, env), env, 2, options != "--stochastic", seed=3, acting=acting)
     found = watched(run, 2, options).evaluation.episodes
     assert [(e.agent_returns, e.length, e.custom) for e in found] == [
