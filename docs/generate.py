@@ -17,7 +17,7 @@ from typing import Any
 from algorithm_pages import algorithm_pages
 from measured import in_page, read
 
-from marl_sb3.cli import documented
+from marl_sb3.cli import COMMANDS, documented
 from marl_sb3.extensions.dialects import NETWORK
 from marl_sb3.extensions.dialects.rllib_names import (
     ALWAYS,
@@ -35,7 +35,6 @@ from marl_sb3.tools.checkup.checks import CHECKS
 from marl_sb3.tools.checkup.finding import Severity
 
 HERE = Path(__file__).parent
-PACKAGE = HERE.parent / "marl_sb3"
 
 
 def commands_page() -> str:
@@ -50,7 +49,7 @@ def commands_page() -> str:
 
 def command_names() -> list[str]:
     """The modules that can be run, in the order in which one needs them."""
-    found = {path.stem for path in PACKAGE.glob("*.py") if "\ndef main(" in path.read_text(encoding="utf-8")}
+    found = {*COMMANDS, "__main__"}
     usual = [
         name
         for name in ("train", "evaluate", "watch", "report", "export", "imitate", "serve", "tune", "doctor")

@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "marl_sb3"
 # Folders and modules of the package, by what they are budgeted with; the rest is the core and what it stands on.
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "runs, cli, commands, dialects, results": ("runs", "cli", "extensions/dialects", "results", "COMMANDS"),
+    "runs, cli, commands, dialects, results": ("runs", "cli", "extensions/dialects", "results", "commands", "COMMANDS"),
     "extensions, engine, envs": ("extensions", "envs", "compiling.py", "systems.py"),
     "evaluation, league, callbacks": ("evaluation", "league", "callbacks"),
     "tools": ("tools",),
@@ -28,7 +28,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 # Most of each: lines rounded up to a hundred. To raise one needs a commit that names the user who needs it.
 MOST: Mapping[str, int] = {
     "package: lines": 84_700,
-    "package: files": 393,
+    "package: files": 409,
     "runs, cli, commands, dialects, results: lines": 11_700,
     "extensions, engine, envs: lines": 34_500,
     "evaluation, league, callbacks: lines": 5_100,
@@ -76,7 +76,7 @@ def measured() -> dict[str, int]:
 
 def _group(name: str, text: str) -> str | None:
     """The first group that has a module."""
-    is_command = "/" not in name and "\ndef main(" in text
+    is_command = "/" not in name and text.endswith("sys.exit(main())\n")
     for group, parts in GROUPS.items():
         if any(name == part or name.startswith(f"{part}/") for part in parts) or ("COMMANDS" in parts and is_command):
             return group

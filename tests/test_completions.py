@@ -15,7 +15,7 @@ from documentation import ROOT
 from refusals import refusal
 
 from marl_sb3 import startup
-from marl_sb3.completions import _settings, main
+from marl_sb3.commands.completions import _settings, main
 from marl_sb3.runs import TrainConfig
 
 CHECKS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}

@@ -2,7 +2,7 @@
 
 Imports go downwards only, the core reaches no extension, extensions and tools do not import each other, and rooms take
 names from other rooms' faces. A room is a folder of the package or of `core`, `extensions` and `tools`, or a module
-beside them; its face is its `__init__`.
+beside them; its face is its `__init__`. Each module of `commands` is a room, too.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ LAYERS = (
     ("runs",),
     ("cli",),
     TOOLS,
-    ("tools", *COMMANDS),
+    ("tools", "commands", *(f"commands.{each}" for each in COMMANDS)),
+    COMMANDS,
     ("__main__",),
 )
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
@@ -130,7 +131,7 @@ MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 def room_of(module: str) -> str:
     """`marl_sb3.core.acting.actor` -> `core.acting`; `marl_sb3.train` -> `train`."""
     _, *parts = module.split(".")
-    return ".".join(parts[:2] if parts[:1] in (["core"], ["extensions"], ["tools"]) else parts[:1])
+    return ".".join(parts[:2] if parts[:1] in (["commands"], ["core"], ["extensions"], ["tools"]) else parts[:1])
 
 
 def is_face(module: str) -> bool:

@@ -295,7 +295,7 @@ def command(usage: str, description: str, epilog: str) -> Callable[[Callable[...
 
 def command_named(name: str) -> Command:
     """Import one of `COMMANDS`."""
-    found: Command = importlib.import_module(f"marl_sb3.{name}").main
+    found: Command = importlib.import_module(f"marl_sb3.commands.{name}").main
     return found
 
 

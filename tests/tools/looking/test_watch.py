@@ -14,7 +14,7 @@ import pytest
 from small_runs import start
 from toy_envs import ScriptedEnv
 
-from marl_sb3 import watch as command
+from marl_sb3.commands import watch as command
 from marl_sb3.core.envs import register_env
 from marl_sb3.envs import EnvWindow
 from marl_sb3.errors import CheckpointError, ConfigError
