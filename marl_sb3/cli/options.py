@@ -178,7 +178,10 @@ class Option(NamedTuple):
         return {**settings, "default": default, "action": "append" if is_repeated else "store"}
 
 
-_PARSERS: Mapping[Any, Callable[[str], Any]] = {int: integer, float: float, Path: Path}
+_PARSERS: Mapping[Any, Callable[[str], Any]] = {
+    **{int: integer, float: float, Path: Path},
+    list[str]: lambda text: text.split(","),
+}
 
 
 def options_of(target: Callable[..., Any]) -> Iterator[Option]:

@@ -1,7 +1,7 @@
 """`python -m marl_sb3.completions`: a script with which a shell completes the command line of `marl-sb3`."""
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from marl_sb3.cli import COMMANDS, EXIT_DONE, CommandParser, Verbosity, command, command_named
 from marl_sb3.output import print_text
@@ -46,7 +46,8 @@ def main(
     import shtab
 
     parser = CommandParser("marl-sb3", "COMMAND ...")
-    commands = parser.add_subparsers(prog="", parser_class=cast("type[CommandParser]", _parser_of))
+    parser_of: Any = lambda prog: command_named(prog.strip()).parser()  # noqa: E731 - in the place of a class
+    commands = parser.add_subparsers(prog="", parser_class=parser_of)
     values = _values(shtab.FILE, shtab.DIRECTORY)
     for name in COMMANDS:
         of_command = commands.add_parser(name, help=command_named(name).description)
@@ -56,10 +57,6 @@ def main(
                 action.complete = values[shown]  # type: ignore[attr-defined]  # where shtab looks
     print_text(shtab.complete(parser, shell=shell) + (_NO_SPACE if shell == "bash" else ""))
     return EXIT_DONE
-
-
-def _parser_of(prog: str) -> CommandParser:
-    return command_named(prog.strip()).parser()
 
 
 def _values(file: Any, folder: Any) -> Mapping[Any, Any]:

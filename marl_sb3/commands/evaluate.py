@@ -8,18 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from marl_sb3.cli import (
-    CHECKPOINT,
-    EPISODES_SEED,
-    EXIT_DONE,
-    RUN,
-    STOCHASTIC,
-    VERIFY,
-    OfRun,
-    command,
-    found_run,
-    record,
-)
+from marl_sb3 import cli
 from marl_sb3.core.config import Count, PositiveInt
 from marl_sb3.errors import ConfigError
 from marl_sb3.output import print_text
@@ -54,24 +43,19 @@ exit codes: 0 done, 1 failed, 2 wrong command line or run, 130 interrupted
 _ACTIONS = ("--stochastic", "--deterministic", "--stochastic-policies")
 
 
-def _names(text: str) -> list[str]:
-    return text.split(",")
-
-
-@record
+@cli.record
 class EvaluateOptions:
     """What `evaluate` takes."""
 
-    run: Annotated[str, RUN]
-    checkpoint: Annotated[str | None, CHECKPOINT]
+    run: Annotated[str, cli.RUN]
+    checkpoint: Annotated[str | None, cli.CHECKPOINT]
     episodes: Annotated[PositiveInt, "--episodes N", "number of complete episodes; default: 20"] = 20
-    stochastic: Annotated[bool, STOCHASTIC]
+    stochastic: Annotated[bool, cli.STOCHASTIC]
     deterministic: Annotated[bool, "--deterministic", "take the most likely actions; default: the run's setting"]
     stochastic_policies: Annotated[
         list[str] | None,
         "--stochastic-policies A,B",
         "sample the actions of these policies, and take the most likely ones of all others; default: the run's setting",
-        _names,
     ]
     against: Annotated[
         str | None,
@@ -83,7 +67,6 @@ class EvaluateOptions:
         Sequence[list[str]],
         "--agents A,B",
         "with --against: the agents that are played by their policies, together; may be repeated; default: each alone",
-        _names,
     ]
     video: Annotated[
         Path | None, "--video FILE", "write a video of the first episode of env 0, as .gif or .mp4; default: none"
@@ -97,7 +80,7 @@ class EvaluateOptions:
     video_episodes: Annotated[
         PositiveInt | None, "--video-episodes N", "number of episodes of env 0 in the video; default: 1"
     ]
-    seed: Annotated[Count | None, EPISODES_SEED]
+    seed: Annotated[Count | None, cli.EPISODES_SEED]
     n_envs: Annotated[
         PositiveInt | None, "--n-envs E", "envs that step together; default: as in the run, but no more than episodes"
     ]
@@ -114,8 +97,8 @@ class EvaluateOptions:
         "play nothing: compute how much more best responses to the policies would win, and to the pool of their "
         "league, in a game of OpenSpiel such as open_spiel/leduc_poker; default: no",
     ]
-    verify: Annotated[Path | None, VERIFY]
-    env: OfRun
+    verify: Annotated[Path | None, cli.VERIFY]
+    env: cli.OfRun
     json: Annotated[bool, "--json", "print one JSON object alone; default: a table"]
 
     def require_accepted(self) -> None:
@@ -154,11 +137,11 @@ def _nash_conv(options: EvaluateOptions) -> int:
     with without_collections():
         from marl_sb3.runs import nash_conv
 
-        run, env = found_run(options.run, options.verify), options.env.named()
+        run, env = cli.found_run(options.run, options.verify), options.env.named()
         found = nash_conv(run, env, options.checkpoint, options.deterministic)
     if options.json:
         print_text(json.dumps(found, allow_nan=False))
-        return EXIT_DONE
+        return cli.EXIT_DONE
     actions = "the most likely actions" if options.deterministic else "sampled actions"
     for each in (found, found["pool"]) if "pool" in found else (found,):
         number = max(each.get("snapshots", {}).values(), default=0)
@@ -166,12 +149,12 @@ def _nash_conv(options: EvaluateOptions) -> int:
         print_text(f"NashConv {each['nash_conv']:.4f}, exploitability {each['exploitability']:.4f}: {actions}{who}")
         for agent, gain in each["gains"].items():
             print_text(f"{agent}: wins {each['returns'][agent]:.4f} on average, a best response {gain:.4f} more")
-    return EXIT_DONE
+    return cli.EXIT_DONE
 
 
 def _estimate(options: EvaluateOptions, data: str) -> int:
     _require_without(options, "--on", ("deterministic", *_OF_PLAYING), "--gamma")
-    folder = found_run(options.run, options.verify)
+    folder = cli.found_run(options.run, options.verify)
     with without_collections():
         from marl_sb3.runs import SavedRun, estimate_policies
 
@@ -182,7 +165,7 @@ def _estimate(options: EvaluateOptions, data: str) -> int:
         print_text(json.dumps(found.to_plain(), allow_nan=False))
     else:
         found.print()
-    return EXIT_DONE
+    return cli.EXIT_DONE
 
 
 def _play(options: EvaluateOptions) -> "EvaluatedRun":
@@ -194,7 +177,7 @@ def _play(options: EvaluateOptions) -> "EvaluatedRun":
             from marl_sb3.extensions.display import VideoFile
 
             video = cleanup.enter_context(VideoFile(options.video))
-        folder = found_run(options.run, options.verify)
+        folder = cli.found_run(options.run, options.verify)
         with without_collections():  # the imports take seconds: wrong options are refused before
             from marl_sb3.evaluation import EvaluationPlan
             from marl_sb3.runs import SavedRun, evaluate_run
@@ -228,7 +211,7 @@ def _actions(options: EvaluateOptions, plan: "EvaluationPlan") -> str:
     return f"{which} (the run has evaluation.deterministic: {json.dumps(plan.deterministic)})"
 
 
-@command("evaluate RUN [options]", "Let the policies of a run play episodes, and print their returns.", _EPILOG)
+@cli.command("evaluate RUN [options]", "Let the policies of a run play episodes, and print their returns.", _EPILOG)
 def main(options: EvaluateOptions) -> int:
     """Print the metrics of the episodes, or the estimates; returns the exit code."""
     options.require_accepted()
@@ -242,4 +225,4 @@ def main(options: EvaluateOptions) -> int:
         print_text(json.dumps(evaluated.to_plain(actions), allow_nan=False))
     else:
         evaluated.print(actions)
-    return EXIT_DONE
+    return cli.EXIT_DONE

@@ -4,19 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from marl_sb3.cli import (
-    CHECKPOINT,
-    EXIT_DONE,
-    RUN,
-    VERIFY,
-    OfRun,
-    Section,
-    assignments,
-    command,
-    found_run,
-    given_options,
-    record,
-)
+from marl_sb3 import cli
 from marl_sb3.core.config import Count
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.display import standard_console
@@ -58,7 +46,7 @@ exit codes: 0 done, 1 failed, 2 wrong command line or run folder
 """
 
 
-@record
+@cli.record
 class RunOptions:
     """What the format `run` takes."""
 
@@ -67,7 +55,7 @@ class RunOptions:
         "--hub OWNER/NAME",
         "push the folder to this repo of the Hugging Face Hub, which is made if it is not there; a token is taken from "
         "HF_TOKEN or `hf auth login`; needs the extra hub; default: it stays here",
-        Section("the format run"),
+        cli.Section("the format run"),
     ]
     private: Annotated[bool, "--private", "the repo is private, or nothing is pushed; default: as its owner's are"]
     revision: Annotated[str | None, "--revision BRANCH", "branch, which is made if it is not there; default: main"]
@@ -92,7 +80,7 @@ class RunOptions:
                     raise ConfigError(f"{flag} is for the Hub; accepted: with --hub OWNER/NAME", key=flag)
             if format_name == "run":
                 return
-            for option, value in given_options(self):
+            for option, value in cli.given_options(self):
                 if value not in (None, False, [], 20):
                     raise ConfigError(f"{option.flag} is of --format run; accepted: with it", key=option.flag)
         elif format_name not in (None, "run"):
@@ -104,18 +92,18 @@ class RunOptions:
         Raises:
             ConfigError: one is no number.
         """
-        found = assignments("--reference", self.reference, "NAME=VALUE")
+        found = cli.assignments("--reference", self.reference, "NAME=VALUE")
         for name, value in found.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise ConfigError(f"--reference {name} is {value!r}; accepted: a number", key="--reference")
         return found
 
 
-@command("export RUN [options]", "Write the policies of a run as SB3 zips or ONNX, or for the Hub.", _EPILOG)
+@cli.command("export RUN [options]", "Write the policies of a run as SB3 zips or ONNX, or for the Hub.", _EPILOG)
 def main(
-    path: Annotated[str, RUN],
+    path: Annotated[str, cli.RUN],
     *,
-    checkpoint: Annotated[str | None, CHECKPOINT],
+    checkpoint: Annotated[str | None, cli.CHECKPOINT],
     format: Annotated[
         str | None, "--format", "format of the files, see below; default: sb3", str.lower, [*FORMATS, "run"]
     ],
@@ -127,8 +115,8 @@ def main(
         "sign the folder by this private key, PEM, as its file model.sig; needs the extra signing; default: unsigned",
     ],
     of_run: RunOptions,
-    verify: Annotated[Path | None, VERIFY, Section("other options")],
-    env: OfRun,
+    verify: Annotated[Path | None, cli.VERIFY, cli.Section("other options")],
+    env: cli.OfRun,
 ) -> int:
     """Write the files; returns the exit code."""
     from marl_sb3.extensions.hub import is_downloaded, require_repo
@@ -141,7 +129,7 @@ def main(
         if not of_run.dry_run:
             require_extra("--hub", "hub")
     name = "run" if of_run.hub is not None else format or "sb3"
-    folder = found_run(path, verify)
+    folder = cli.found_run(path, verify)
     target = Path(out or folder / "export" / name)
     if not out:
         if verify is not None or is_downloaded(folder):
@@ -162,7 +150,7 @@ def main(
     said = [bundle.checkpoint_why] if bundle.checkpoint_why else []
     for line in [*said, *(_line(bundle.checkpoint, file) for file in files)]:
         standard_console().print(line, soft_wrap=True)
-    return EXIT_DONE
+    return cli.EXIT_DONE
 
 
 def _as_run(
@@ -189,7 +177,7 @@ def _as_run(
     if options.hub is not None and not options.dry_run:
         message = options.message or f"{run.config.env}, {found.about.integer('num_env_steps'):,} env steps"
         print_text(push(out, options.hub, message, private=options.private, revision=options.revision))
-    return EXIT_DONE
+    return cli.EXIT_DONE
 
 
 def _line(checkpoint: str | None, file: Exported) -> str:

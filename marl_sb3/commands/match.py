@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
-from marl_sb3.cli import EXIT_DONE, SEARCH, STOCHASTIC, VERIFY, OfRun, command, record
+from marl_sb3 import cli
 from marl_sb3.core.config import Count, PositiveInt
 from marl_sb3.errors import ConfigError
 from marl_sb3.output import print_text
@@ -31,11 +31,7 @@ exit codes: 0 done, 1 failed, 2 wrong command line or run, 130 interrupted
 """
 
 
-def _names(text: str) -> list[str]:
-    return text.split(",")
-
-
-@record
+@cli.record
 class MatchOptions:
     """What `match` takes."""
 
@@ -57,13 +53,12 @@ class MatchOptions:
         "--agents A,B",
         "agents that one player plays together; may be repeated; default: those of one policy where runs have "
         "several, else each alone",
-        _names,
     ]
     episodes: Annotated[
         PositiveInt, "--episodes N", "episodes of each two players in each order of the sides; default: 100"
     ] = 100
-    search: Annotated[Count, SEARCH] = 0
-    stochastic: Annotated[bool, STOCHASTIC]
+    search: Annotated[Count, cli.SEARCH] = 0
+    stochastic: Annotated[bool, cli.STOCHASTIC]
     deterministic: Annotated[bool, "--deterministic", "take the most likely actions; default: the run's setting"]
     seed: Annotated[Count, "--seed S", "seed of the episodes and of sampled actions; default: 0"] = 0
     n_envs: Annotated[
@@ -72,12 +67,12 @@ class MatchOptions:
     out: Annotated[
         Path | None, "--out FILE", "also a page with heat maps, FILE.html, or the result, FILE.json; default: none"
     ]
-    verify: Annotated[Path | None, VERIFY]
-    env: OfRun
+    verify: Annotated[Path | None, cli.VERIFY]
+    env: cli.OfRun
     json: Annotated[bool, "--json", "print one JSON object alone; default: tables"]
 
 
-@command("match RUN ... [options]", "Let policies play each other, and rate them.", _EPILOG)
+@cli.command("match RUN ... [options]", "Let policies play each other, and rate them.", _EPILOG)
 def main(options: MatchOptions) -> int:
     """Play the match, print it, and write its page; returns the exit code."""
     if options.stochastic and options.deterministic:
@@ -105,8 +100,8 @@ def main(options: MatchOptions) -> int:
         found.write(options.out)
     if options.json:
         print_text(json.dumps(found.to_plain(), allow_nan=False))
-        return EXIT_DONE
+        return cli.EXIT_DONE
     show_match(found)
     if options.out is not None:
         print_text(options.out)
-    return EXIT_DONE
+    return cli.EXIT_DONE

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from marl_sb3.cli import EXIT_DONE, OfRunForLog, command
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import refuse
 from marl_sb3.files import named_by_user, write_whole
 from marl_sb3.output import print_text
 from marl_sb3.startup import without_collections
@@ -38,7 +38,9 @@ def main(
     with without_collections():
         from marl_sb3.tools.looking import html_page, markdown, read_runs
 
-    _require_suffix(out, (".md",) if as_markdown else (".html", ".htm"))
+    accepted = (".md",) if as_markdown else (".html", ".htm")
+    if out is not None and (out.suffix.lower() not in accepted or out.is_dir()):
+        refuse("--out", str(out), f"a file that ends in {' or '.join(accepted)}")
     runs, warnings = read_runs(paths, env.named())
     for warning in warnings:
         print_text(f"warning: {warning}", stderr=True)
@@ -56,8 +58,3 @@ def main(
             page.write(out)
     print_text(f"report: {out}")
     return EXIT_DONE
-
-
-def _require_suffix(out: Path | None, accepted: Sequence[str]) -> None:
-    if out is not None and (out.suffix.lower() not in accepted or out.is_dir()):
-        raise ConfigError(f"--out is {str(out)!r}; accepted: a file that ends in {' or '.join(accepted)}", key="--out")

@@ -4,19 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from marl_sb3.cli import (
-    CHECKPOINT,
-    EPISODES_SEED,
-    EXIT_DONE,
-    SEARCH,
-    STOCHASTIC,
-    VERIFY,
-    OfRun,
-    command,
-    found_run,
-    record,
-    verified_rival,
-)
+from marl_sb3 import cli
 from marl_sb3.core.config import Count, PositiveInt
 from marl_sb3.errors import ConfigError
 from marl_sb3.output import print_text
@@ -57,11 +45,7 @@ exit codes: 0 done, 1 failed, 2 wrong command line or run, 130 interrupted
 """
 
 
-def _names(text: str) -> list[str]:
-    return text.split(",")
-
-
-@record
+@cli.record
 class WatchOptions:
     """What `watch` takes."""
 
@@ -76,7 +60,7 @@ class WatchOptions:
         "plays the other agents: a run, a checkpoint, a member of a league, random, a player of the package "
         "such as minimax2, or MODULE:CLASS of yours; default: RUN plays all agents",
     ]
-    checkpoint: Annotated[str | None, CHECKPOINT]
+    checkpoint: Annotated[str | None, cli.CHECKPOINT]
     episodes: Annotated[PositiveInt, "--episodes N", "number of episodes; default: 5"] = 5
     fps: Annotated[float | None, "--fps X", "env steps per second; default: as the env says, else 10"]
     random: Annotated[bool, "--random", "take random actions; default: those of the policies"]
@@ -90,16 +74,15 @@ class WatchOptions:
         "--agents A,B",
         "agents that RUN plays first; default: those of the first agent's policy, or the first agent alone if that "
         "policy plays all",
-        _names,
     ]
     keep_sides: Annotated[
         bool, "--keep-sides", "do not swap sides after each episode; default: they swap, if both can play both"
     ]
-    search: Annotated[Count, SEARCH] = 0
-    stochastic: Annotated[bool, STOCHASTIC]
-    seed: Annotated[Count | None, EPISODES_SEED]
-    verify: Annotated[Path | None, VERIFY]
-    env: OfRun
+    search: Annotated[Count, cli.SEARCH] = 0
+    stochastic: Annotated[bool, cli.STOCHASTIC]
+    seed: Annotated[Count | None, cli.EPISODES_SEED]
+    verify: Annotated[Path | None, cli.VERIFY]
+    env: cli.OfRun
 
     def require_accepted(self) -> None:
         """Refuse a speed that is not accepted, and options that do not go together."""
@@ -123,7 +106,7 @@ def plan_of(options: WatchOptions) -> "tuple[GamePlan, str]":
     from marl_sb3.runs import SavedRun, find_run_or_env, game_plan, player_at, run_around
 
     if options.verify is not None:
-        options = replace(options, run=str(found_run(options.run, options.verify)))
+        options = replace(options, run=str(cli.found_run(options.run, options.verify)))
     around = run_around(options.run)
     folder = find_run_or_env(options.run) if around is None else around
     if folder is None:
@@ -153,12 +136,12 @@ def _with_rival(plan: "GamePlan", run: "SavedRun", options: WatchOptions) -> "Ga
         return plan
     from marl_sb3.runs import named_apart, rival_of
 
-    copy = verified_rival(options.against, options.verify)
+    copy = cli.verified_rival(options.against, options.verify)
     rivals = named_apart([rival_of(options.against, run, options.env.named(), copy)], plan.name)
     return replace(plan, rivals=rivals, against=rivals[0].name, seat=options.agents, swaps=not options.keep_sides)
 
 
-@command("watch RUN|ENV [WHO] [options]", "See the policies of a run play, in a window or a terminal.", _EPILOG)
+@cli.command("watch RUN|ENV [WHO] [options]", "See the policies of a run play, in a window or a terminal.", _EPILOG)
 def main(options: WatchOptions) -> int:
     """Show the episodes; returns the exit code."""
     options.require_accepted()
@@ -166,4 +149,4 @@ def main(options: WatchOptions) -> int:
         from marl_sb3.tools.looking import watch
     plan, title = plan_of(options)
     watch(plan, title, options.episodes, fps=options.fps, place=options.view).print(title)
-    return EXIT_DONE
+    return cli.EXIT_DONE
