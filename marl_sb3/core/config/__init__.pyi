@@ -43,7 +43,6 @@ from .values import Seed as Seed
 from .values import Strings as Strings
 from .values import accepts as accepts
 from .values import alternatives_of as alternatives_of
-from .values import at_least as at_least
 from .values import base_of as base_of
 from .values import counted as counted
 from .values import integer_in as integer_in

@@ -35,11 +35,6 @@ Named = Annotated[Mapping[str, Any], Meta(description="a mapping of names to val
 Strings = Annotated[Sequence[str], Meta(description="a list of strings")]
 
 
-def at_least(minimum: int) -> Any:
-    """Return the kind of integers of at least `minimum`."""
-    return Annotated[int, Meta(ge=minimum)]
-
-
 def accepts(kind: Any, value: Any) -> bool:
     """Whether a value is of a kind. Nothing is converted: `"1"`, `1.0` and `True` are not integers."""
     if get_origin(kind) in (Union, UnionType):

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from rich.console import Console
 
+from marl_sb3.core.config import Count, PositiveInt, require
 from marl_sb3.core.envs import EnvFactory
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.display import in_notebook, standard_console
@@ -17,7 +18,6 @@ from marl_sb3.tools.tuning.finals import plan_race, race_size
 from marl_sb3.tools.tuning.options import SearchOptions, takes_search_options
 from marl_sb3.tools.tuning.prepare import prepare_study, require_trainable_preset
 from marl_sb3.tools.tuning.report import write_files
-from marl_sb3.tools.tuning.search import require_integer
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trials import Watcher, run_finals, run_trials
 from marl_sb3.tools.tuning.view import SearchView
@@ -90,10 +90,10 @@ def prepared(
         The study, and a function that runs its trials, then its finalists. Its arguments are `watch` of `tune`,
         the `console` that shows the progress, if any, and `keep`, whether the last picture is left there.
     """
-    require_integer("workers", workers, 1)
-    for name, given, least in (("confirm_seeds", confirm_seeds, 0), ("confirm_best", confirm_best, 1)):
+    require("--workers", workers, PositiveInt, "workers")
+    for name, given, kind in (("confirm_seeds", confirm_seeds, Count), ("confirm_best", confirm_best, PositiveInt)):
         if given is not None:
-            require_integer(name, given, least)
+            require(f"--{name.replace('_', '-')}", given, kind, name)
     if confirm_seeds == 1:
         raise ConfigError("--confirm-seeds is 1; accepted: 0, or at least 2, for an interval", key="confirm_seeds")
     if ray is not None and arguments.get("sampler") == "pbt":

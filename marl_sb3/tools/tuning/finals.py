@@ -19,7 +19,6 @@ from optuna.trial import FrozenTrial, TrialState
 from marl_sb3.core.config import counted
 from marl_sb3.core.metrics import difference_interval, sample_stats
 from marl_sb3.extensions.display import number
-from marl_sb3.tools.tuning.search import Search
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trial import CANDIDATE, PRESET, SEED_INDEX, value_of
 
@@ -166,11 +165,6 @@ def race_size(study: TuneStudy, best: int | None, seeds: int | None) -> tuple[in
     return max(*had, next(fitting, (sizes[-1][0], 0)), (1, 0), key=lambda size: (size[0] + 1) * size[1])
 
 
-def race_cost(search: Search, best: int, seeds: int) -> int:
-    """Env steps of a race at most."""
-    return (best + 1) * seeds * search.final_config({}, 0).n_timesteps if seeds else 0
-
-
 def plan_race(study: TuneStudy, best: int, seeds: int) -> None:
     """Store how the race is run; with 0 seeds there is none, and the best trial is used as it is."""
     study.finals.optuna.set_user_attr(_PLAN, [best, seeds])
@@ -204,10 +198,10 @@ def cost_words(study: TuneStudy, best: int | None, seeds: int | None) -> str:
         few = "; too few for a race against the preset that costs no more, but for --confirm-seeds K"
         none = "" if is_given or len(search.objectives()) > 1 else few
         return f"{words}: {search.trials * steps:,} env steps at most{none}"
-    finals = race_cost(search, min(best, search.trials), seeds)
-    each = f"{search.final_config({}, 0).n_timesteps:,} env steps"
+    each = search.final_config({}, 0).n_timesteps
+    finals = (min(best, search.trials) + 1) * seeds * each
     trained = "the best and the preset" if best == 1 else f"the best {min(best, search.trials)} and the preset"
-    words += f", then {trained} with up to {seeds} fresh seeds each, {each}"
+    words += f", then {trained} with up to {seeds} fresh seeds each, {each:,} env steps"
     hint = "; fewer with --confirm-seeds or --confirm-best" if finals > search.trials * steps else ""
     return f"{words}: {search.trials * steps + finals:,} env steps at most{hint}"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marl_sb3.core.metrics import flatten
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, refuse
 from marl_sb3.extensions.dialects import metric_here
 
 _EVALUATED = "evaluation/env_runners/"
@@ -34,9 +34,9 @@ class Objective:
 
     def __post_init__(self) -> None:
         if self.mode not in ("max", "min"):
-            raise ConfigError(f"--mode is {self.mode!r}; accepted: max or min", key="mode")
+            refuse("--mode", self.mode, "max or min", "mode")
         if self.over not in ("last", "best") and not _MEAN.fullmatch(self.over):
-            raise ConfigError(f"--over is {self.over!r}; accepted: last, best or mean_of_last_K", key="over")
+            refuse("--over", self.over, "last, best or mean_of_last_K", "over")
 
     @property
     def sign(self) -> float:
@@ -113,7 +113,7 @@ def parse_objectives(objective: str, mode: str, over: str) -> list[Objective]:
     modes = [name.strip() for name in mode.split(",")]
     modes = modes * len(names) if len(modes) == 1 else modes
     if len(modes) != len(names):
-        raise ConfigError(f"--mode is {mode!r}; accepted: one of max and min, or {len(names)} of them", key="mode")
+        refuse("--mode", mode, f"one of max and min, or {len(names)} of them", "mode")
     if "" in names or len(set(names)) < len(names):
-        raise ConfigError(f"--objective is {objective!r}; accepted: different names, A or A,B", key="objective")
+        refuse("--objective", objective, "different names, A or A,B", "objective")
     return [Objective(name, of_one, over) for name, of_one in zip(names, modes, strict=True)]

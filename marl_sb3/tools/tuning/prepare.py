@@ -18,7 +18,7 @@ from marl_sb3.core.config import Named, plain_numbers, require
 from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.learners import named_algorithm
 from marl_sb3.envs import factory_id
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, refuse
 from marl_sb3.extensions.dialects import as_integer, canonical_settings
 from marl_sb3.files import as_path, folder_name, path_is_usable, plain_data, require_file_name, require_text
 from marl_sb3.runs import (
@@ -260,7 +260,7 @@ def _require_same(before: Search, search: Search, folder: Path) -> None:
 def _space(fields: Mapping[str, Any], space: SpaceSource, grid: Grid) -> Space:
     """The space to search, without what the other fields of the search set in every trial."""
     if space is not None and not isinstance(space, (str, Path, Mapping)):
-        raise ConfigError(f"space is {space!r}; accepted: a file, or a mapping of parameters to ranges", key="space")
+        refuse("space", space, "a file, or a mapping of parameters to ranges")
     if grid and space is not None:
         raise ConfigError("a space and a grid are given; accepted: one of them", key="grid")
     if grid:

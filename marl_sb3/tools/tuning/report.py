@@ -152,14 +152,9 @@ def html_report(study: TuneStudy) -> Path:
     number = None if best is None else best.number
     page = Page(f"study {study.search.name}")
     page.add("Summary", table(_summary(study, trials, best)))
-    race, text = (
-        race_of(study),
-        (
-            "The best trials and the preset, trained with fresh seeds. The intervals of the "
-            "differences hold together; a trial is better if its interval lies above 0."
-        ),
-    )
-    if race is None:
+    text = "The best trials and the preset, trained with fresh seeds. The intervals of the differences hold together; "
+    text += "a trial is better if its interval lies above 0."
+    if (race := race_of(study)) is None:
         page.add("Finalists", note("None: the best trials were not trained again beside the preset."))
     else:
         page.add("Finalists", note(text), table(race_rows(race), HEADER))

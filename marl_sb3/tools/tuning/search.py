@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import numpy as np
 from msgspec import Meta
 
-from marl_sb3.core.config import Count, Fraction, Named, PositiveInt, algorithm_info, at_least, require
+from marl_sb3.core.config import Count, Fraction, Named, PositiveInt, algorithm_info, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.files import read_yaml, write_whole, yaml_text
 from marl_sb3.runs import TrainConfig, load_config, require_named
@@ -308,11 +308,6 @@ def _storage(written: Any, named: str | None, path: Path) -> str | None:
         words = f"--storage is {without_password(named)}, but {path} says that the study is kept in {kept}"
         raise ConfigError(words, key="storage")
     return named
-
-
-def require_integer(name: str, value: Any, minimum: int) -> None:
-    """Refuse a value that is no integer or too small."""
-    require(f"--{name.replace('_', '-')}", value, at_least(minimum), name)
 
 
 def rollout_steps(config: TrainConfig) -> int:

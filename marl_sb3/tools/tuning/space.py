@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.core.config import plain_numbers
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, refuse
 from marl_sb3.extensions.dialects import as_integer, canonical_name, canonical_value
 from marl_sb3.files import parse_value, read_yaml
 from marl_sb3.runs import ACCEPTED, TrainConfig, preset_path, value_of
@@ -110,11 +110,6 @@ class Parameter:
                 return replace(self, bounds=(min(added, low), max(added, high))) if numbers else self
             return replace(self, bounds=tuple(sorted((*self.bounds, added)) if numbers else (*self.bounds, added)))
         return self
-
-    def at_most(self, largest: int | None) -> Parameter:
-        """The parameter without choices above a number; None: there is no such number."""
-        kept = tuple(bound for bound in self.bounds if largest is None or bound <= largest)
-        return replace(self, bounds=kept) if self.kind == "choices" else self
 
     def edge_of(self, values: Sequence[Any]) -> str | None:
         """`lower` or `upper` if the values, as Optuna stores them, lie at that end of the range; else None.
@@ -262,8 +257,10 @@ class Space:
         order = [p.name for p in self.parameters]
         largest, fitting = {"n_steps": longest // config.n_envs}, []
         for parameter in sorted(self.parameters, key=lambda p: p.name == "batch_size"):
-            known = setting(config, parameter.name)
-            fitting.append(parameter.at_most(largest.get(parameter.name)).with_value(known))
+            kept = parameter
+            if parameter.kind == "choices" and (most := largest.get(parameter.name)) is not None:
+                kept = replace(parameter, bounds=tuple(each for each in parameter.bounds if each <= most))
+            fitting.append(kept.with_value(setting(config, parameter.name)))
             if parameter.name == "n_steps":
                 largest["batch_size"] = config.n_envs * min(fitting[-1].bounds)
         return replace(self, parameters=tuple(sorted(fitting, key=lambda p: order.index(p.name))))
@@ -373,7 +370,7 @@ def parse_space(section: Any, where: str) -> Space:
         section: a mapping with a range or a constant for each key; RLlib's names are accepted.
     """
     if not isinstance(section, Mapping):
-        raise ConfigError(f"{where} is {section!r}; accepted: a mapping of parameters to ranges", key="space")
+        refuse(where, section, "a mapping of parameters to ranges", "space")
     section = plain_numbers(section)
     parameters: list[Parameter] = []
     constants: dict[str, Any] = {}
@@ -398,13 +395,13 @@ def parse_grid(grid: Grid) -> Space:
         values: dict[str, Any] = plain_numbers(grid)
         for name, each in values.items():
             if not isinstance(each, Sequence) or isinstance(each, str):
-                raise ConfigError(f"grid, {name}: is {each!r}; accepted: a list of values", key="grid")
+                refuse(f"grid, {name}:", each, "a list of values", "grid")
     else:
         values = {}
         for text in grid:
             key, _, written = (part.strip() for part in text.partition("="))
             if not key or not written:
-                raise ConfigError(f"--grid is {text!r}; accepted: KEY=A,B,C", key="grid")
+                refuse("--grid", text, "KEY=A,B,C", "grid")
             if key in values:
                 raise ConfigError(
                     f"--grid {key} is given twice; accepted: {key}=A,B,C once, with all values", key="grid"
@@ -425,11 +422,11 @@ def _parameter(key: str, spec: Mapping[str, Any], where: str) -> Parameter:
     kinds = [kind for kind in _SUGGEST if kind in spec]
     linear = spec.get("linear")
     if len(kinds) != 1 or set(spec) - {kinds[0], "linear"} or not isinstance(linear, bool | None):
-        raise ConfigError(f"{where}: is {dict(spec)!r}; accepted: {_ACCEPTED}", key="space")
+        refuse(f"{where}:", dict(spec), _ACCEPTED, "space")
     kind = kinds[0]
     bounds = spec[kind]
     if not isinstance(bounds, list) or not bounds:
-        raise ConfigError(f"{where}: {kind} is {bounds!r}; accepted: a list that is not empty", key="space")
+        refuse(f"{where}: {kind}", bounds, "a list that is not empty", "space")
     bounds = [as_integer(bound) if kind == "int" else canonical_value(key, bound) for bound in bounds]
     if kind == "choices":
         return Parameter(name, kind, _choices(bounds, linear, where), linear)
@@ -460,4 +457,4 @@ def _check_range(kind: str, bounds: list[Any], where: str) -> None:
     numbers = all(isinstance(b, types) and not isinstance(b, bool) and abs(b) <= _LARGEST for b in bounds)
     least, order = (0, "0 < lowest < highest") if kind == "log_uniform" else (-math.inf, "lowest < highest")
     if not (numbers and len(bounds) == 2 and least < bounds[0] < bounds[1]):
-        raise ConfigError(f"{where}: {kind} is {bounds!r}; accepted: two {noun}, {order}", key="space")
+        refuse(f"{where}: {kind}", bounds, f"two {noun}, {order}", "space")

@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.metrics import flatten, table
 from marl_sb3.doors import counterpart
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, refuse
 from marl_sb3.extensions.display import number, short_path
 from marl_sb3.results import read_results
 from marl_sb3.runs import RunFolder, TrainConfig, resolved
@@ -157,7 +157,7 @@ class TuneStudy:
         """
         mode = mode or self.search.objectives()[0].mode
         if mode not in _DIRECTION:
-            raise ConfigError(f"mode is {mode!r}; accepted: max or min", key="mode")
+            refuse("mode", mode, "max or min")
 
         def value(trial: FrozenTrial) -> float | None:
             if metric is None:

@@ -43,16 +43,11 @@ def trial_line(trial: FrozenTrial) -> str:
     values = ", ".join(map(number, trial.values or [curve[max(curve)] if curve else None]))
     state = trial.state.name if trial.state.is_finished() else f"evaluation {len(curve)}"
     failure = failure_text(trial)
-    name = f"trial {trial.number}{_member_text(trial)}"
+    name = f"trial {trial.number}"
+    if MEMBER in trial.user_attrs:
+        copied = f", a copy of member {trial.user_attrs[COPIED]}" if COPIED in trial.user_attrs else ""
+        name += f" (member {trial.user_attrs[MEMBER]}, generation {trial.user_attrs[GENERATION]}{copied})"
     return f"{name}: {state} {values} ({parameters}){f': {failure}' if failure else ''}"
-
-
-def _member_text(trial: FrozenTrial) -> str:
-    """` (member 3, generation 2, a copy of member 5)`; empty if it is of no population."""
-    if MEMBER not in trial.user_attrs:
-        return ""
-    copied = f", a copy of member {trial.user_attrs[COPIED]}" if COPIED in trial.user_attrs else ""
-    return f" (member {trial.user_attrs[MEMBER]}, generation {trial.user_attrs[GENERATION]}{copied})"
 
 
 def failure_text(trial: FrozenTrial) -> str:

@@ -42,7 +42,7 @@ from marl_sb3.extensions.remote import (
     packed_request,
 )
 from marl_sb3.files import last_line, open_regular
-from marl_sb3.runs import Pool, Run, TrainConfig, execute, prepare, resume_own
+from marl_sb3.runs import Pool, TrainConfig, execute, prepare, resume_own
 from marl_sb3.signals import interrupting
 from marl_sb3.systems import CAN_FORK, KILL, require_fork
 from marl_sb3.tools.tuning.queue import HERE, TrialQueue
@@ -100,10 +100,6 @@ class Continuation:
         """The seed of the run."""
         return self.config.seed
 
-    def run(self, folder: Path, factory: EnvFactory | None) -> Run:
-        """Restore the run; see `resume_own`."""
-        return resume_own(folder, self.config, factory, self.settings)
-
 
 GoesOn = Callable[[Result], bool]  # asked about each evaluation: whether the training goes on
 
@@ -143,7 +139,10 @@ def train_here(
 ) -> TrainedRun:
     """See `Train`: in this process."""
     start_s = time.process_time()
-    run = config.run(folder, factory) if isinstance(config, Continuation) else prepare(config, folder, factory)
+    if isinstance(config, Continuation):
+        run = resume_own(folder, config.config, factory, config.settings)
+    else:
+        run = prepare(config, folder, factory)
     run = execute(run, [] if goes_on is None else [AskTheSearch(goes_on)])
     results = () if run.interrupted else [result for result in run.results if "evaluation" in result]
     return TrainedRun(run.folder, run.interrupted, run.result, results, run.checkpoint, time.process_time() - start_s)
