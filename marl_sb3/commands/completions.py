@@ -54,7 +54,7 @@ def main(
         for action in of_command.options:
             shown = "--algo" if "--algo" in action.option_strings else action.metavar
             if shown in values:
-                action.complete = values[shown]  # type: ignore[attr-defined]  # where shtab looks
+                action.complete = values[shown]  # where shtab looks
     print_text(shtab.complete(parser, shell=shell) + (_NO_SPACE if shell == "bash" else ""))
     return EXIT_DONE
 
