@@ -46,7 +46,7 @@ from marl_sb3.cli.parser import CommandParser, integer
 from marl_sb3.cli.running import run_command, setup_logging
 from marl_sb3.core.config import require
 from marl_sb3.errors import ConfigError
-from marl_sb3.runs import SECTIONS, TrainConfig
+from marl_sb3.runs import FREE, OFFERED, SECTIONS, TrainConfig
 from marl_sb3.signals import end_with_parent
 
 T = TypeVar("T")
@@ -69,10 +69,9 @@ class Section(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """The setting that an option gives, such as `checkpoints.every`; it has the help text, if the option has none."""
+    """The setting that an option gives, such as `checkpoints.every`; `runs.schema` says how it is offered."""
 
     name: str
-    default: str | None = None  # in that text; None: the default of the setting
 
 
 class Bare(NamedTuple):
@@ -125,7 +124,8 @@ class Option(NamedTuple):
     @property
     def shown(self) -> str:
         """The option as in the help text, `--out FILE`; without dashes it is an argument."""
-        return self.find(str) or ""
+        setting = self.find(Setting)
+        return self.find(str) or ("" if setting is None else OFFERED[setting.name].shown)
 
     @property
     def flag(self) -> str:
@@ -140,14 +140,19 @@ class Option(NamedTuple):
     @property
     def words(self) -> str:
         """The help text, with code between backticks."""
-        _, *words = (each for each in self.about if isinstance(each, str))
-        setting = self.find(Setting)
+        words, setting = [each for each in self.about if isinstance(each, str)][1:], self.find(Setting)
         if words or setting is None:
             return "".join(words)
         section, _, name = setting.name.rpartition(".")
-        declared = SECTIONS[section] if section else TrainConfig
-        meaning = documented(declared)[name].partition(" None: ")[0].rstrip(".")
-        return f"{meaning}; default: {getattr(declared, name) if setting.default is None else setting.default}"
+        declared, offered = SECTIONS[section] if section else TrainConfig, OFFERED[setting.name]
+        meaning = offered.words or documented(declared)[name].partition(" None: ")[0].rstrip(".")
+        return f"{meaning}; default: {getattr(declared, name) if offered.default is None else offered.default}"
+
+    @property
+    def is_of_new_run(self) -> bool:
+        """Whether runs that go on do not take it: their state depends on it."""
+        setting = self.find(Setting)
+        return NEW_RUN in self.about or (setting is not None and setting.name not in {*FREE, "n_timesteps"})
 
     def kinds(self) -> list[Any]:
         """Return the types that a value may have, beside None."""
@@ -166,10 +171,10 @@ class Option(NamedTuple):
         may_lack = NoneType in get_args(self.kind)
         default = [] if is_repeated and not may_lack else self.default
         parse = next(filter(callable, self.about), None) or _PARSERS.get(kind)
-        settings: dict[str, Any] = {
-            "type": parse,
-            "choices": get_args(kind) if get_origin(kind) is Literal else self.find(list),
-        }
+        choices: Sequence[str] | None = get_args(kind) if get_origin(kind) is Literal else self.find(list)
+        if (setting := self.find(Setting)) is not None:
+            choices = OFFERED[setting.name].choices
+        settings: dict[str, Any] = {"type": parse, "choices": choices}
         if not self.shown.startswith("-"):
             several, one = ("*", "?") if may_lack else ("+", None)
             return {**settings, "nargs": several if is_repeated else one}

@@ -108,13 +108,6 @@ OfRunForLog = Annotated[EnvOptions, {"words": "the run's env, for the log (no en
 
 # --- Of settings -----------------------------------------------------------------------------------------------------
 
-POLICIES = (
-    "--policies",
-    "one policy for all agents, or one for each; default: as in the preset, else shared",
-    ["shared", "per_agent"],
-    Setting("policies"),
-    NEW_RUN,
-)
 ALGO = (
     "--algo NAME",
     f"algorithm: {', '.join([*ALGORITHMS][:-1])} or {[*ALGORITHMS][-1]}; or package.module:NAME of an AlgorithmInfo; "
@@ -122,8 +115,6 @@ ALGO = (
     canonical_algorithm,
     NEW_RUN,
 )
-N_ENVS = ("--n-envs E", Setting("n_envs", "as in the preset, else 8"), NEW_RUN)
-SEED = ("--seed S", Setting("seed", "random, written to config.yaml"), NEW_RUN)
 HPARAMS = (
     "--hparams FILE",
     "settings by env id, or a run's config.yaml; default: the preset shipped for the algorithm",
@@ -135,9 +126,6 @@ TRUST_FILE = (
     "function of your own; default: only what the command line names",
     NEW_RUN,
 )
-VECTORIZER = ("--vectorizer NAME", Setting("vectorizer"), NEW_RUN)
-DEVICE = ("--device NAME", Setting("device"), NEW_RUN)
-CHECKPOINT_EVERY = ("--checkpoint-every K", Setting("checkpoints.every"))
 RUN_DIR = ("--run-dir DIR", "folder of the run, new or empty; default: runs/ENV/TIME-XXXX", NEW_RUN)
 
 
@@ -148,7 +136,7 @@ def settings_in(record: Any, *, of_resume: bool = False) -> dict[str, Any]:
         record: values of options.
         of_resume: only those that a resumed run takes.
     """
-    options = [each for each in options_of(type(record)) if not (of_resume and NEW_RUN in each.about)]
+    options = [each for each in options_of(type(record)) if not (of_resume and each.is_of_new_run)]
     return {each.name: getattr(record, each.name) for each in options if each.find(Setting)}
 
 
@@ -164,10 +152,8 @@ def require_resumable(record: Any, what: str) -> None:
     """
     options = list(given_options(record))
     for option, value in options:
-        if NEW_RUN in option.about and value is not None and value is not False and value != []:
-            accepted = ", ".join(
-                each.flag for each, _ in options if NEW_RUN not in each.about and each.flag != "--resume"
-            )
+        if option.is_of_new_run and value is not None and value is not False and value != []:
+            accepted = ", ".join(each.flag for each, _ in options if not each.is_of_new_run and each.flag != "--resume")
             raise ConfigError(
                 f"{option.flag} cannot change {what}; accepted with --resume: {accepted}", key=option.name
             )

@@ -74,28 +74,27 @@ class ImitateOptions:
         cli.Section("what is trained"),
         {"words": "the env that the data are of; default: the one in --hparams"},
     ]
-    policies: Annotated[str | None, cli.POLICIES]
+    policies: Annotated[str | None, cli.Setting("policies")]
     algo: Annotated[str | None, cli.ALGO]
-    n_envs: Annotated[int | None, cli.N_ENVS]
-    seed: Annotated[int | None, cli.SEED]
+    n_envs: Annotated[int | None, cli.Setting("n_envs")]
+    seed: Annotated[int | None, cli.Setting("seed")]
     settings: Annotated[
         Sequence[str], "--set KEY=VALUE", "change a setting, as in train; may be repeated; default: none", cli.NEW_RUN
     ]
     hparams: Annotated[str | None, cli.HPARAMS]
     trust_file: Annotated[bool, cli.TRUST_FILE]
     cloning: Annotated[Cloning, cli.Section("how it is trained")]
-    device: Annotated[str | None, cli.DEVICE]
+    device: Annotated[str | None, cli.Setting("device")]
     run_dir: Annotated[str | None, cli.Section("run folder and output"), cli.RUN_DIR]
     resume: Annotated[
         str | None, "--resume RUN", "go on with this cloning, from its newest checkpoint; default: a new run"
     ]
-    checkpoint_every: Annotated[int | None, cli.CHECKPOINT_EVERY]
+    checkpoint_every: Annotated[int | None, cli.Setting("checkpoints.every")]
     track: Annotated[
         Sequence[str] | None,
         "--track TRACKER",
         f"send metrics, settings and checkpoints to {', '.join(TRACKERS[:-1])} or {TRACKERS[-1]}; may be repeated; "
         "default: none",
-        [*TRACKERS],
         cli.Setting("track"),
     ]
     quiet: Annotated[bool, "--quiet", "print the run folder alone; default: off"]

@@ -13,7 +13,6 @@ from marl_sb3 import cli
 from marl_sb3.core.config import EXTERNAL
 from marl_sb3.errors import ConfigError
 from marl_sb3.output import print_text
-from marl_sb3.runs import TRACKERS
 from marl_sb3.startup import require_extra, without_collections
 
 if TYPE_CHECKING:
@@ -81,11 +80,11 @@ class TrainOptions:
 
     env: Annotated[str | None, "ENV", "the env to train in; default: the one in --hparams"]
     env_option: Annotated[cli.BesideENV, cli.Section("what is trained")]
-    policies: Annotated[str | None, cli.POLICIES]
+    policies: Annotated[str | None, cli.Setting("policies")]
     algo: Annotated[str | None, cli.ALGO]
-    n_envs: Annotated[int | None, cli.N_ENVS]
-    n_timesteps: Annotated[int | None, "--timesteps N", cli.Setting("n_timesteps", "as in the preset, else 1000000")]
-    seed: Annotated[int | None, cli.SEED]
+    n_envs: Annotated[int | None, cli.Setting("n_envs")]
+    n_timesteps: Annotated[int | None, cli.Setting("n_timesteps")]
+    seed: Annotated[int | None, cli.Setting("seed")]
     seeds: Annotated[
         list[int] | int | None,
         "--seeds N|A,B,C",
@@ -116,21 +115,13 @@ class TrainOptions:
         "end the run when a metric is at least VALUE; may be repeated; with --resume, none removes what the "
         "run has; default: train for all env steps, or as the run that is resumed",
     ]
-    init_from: Annotated[
-        Sequence[str] | None,
-        "--init-from SOURCE",
-        "start from the weights of [POLICY=]PATH[:SOURCE_POLICY], where PATH is a run folder (the checkpoint that "
-        "evaluate takes), a checkpoint or an SB3 zip; may be repeated; --set init_layers=[...] takes only some "
-        "layers; default: random weights",
-        cli.Setting("init_from"),
-        cli.NEW_RUN,
-    ]
+    init_from: Annotated[Sequence[str] | None, cli.Setting("init_from")]
     trust_pickle: Annotated[
         bool, "--trust-pickle", "read SB3 zips, which may run code: only for files you trust; default: off", cli.NEW_RUN
     ]
-    vectorizer: Annotated[str | None, cli.Section("how it runs"), cli.VECTORIZER]
-    device: Annotated[str | None, cli.DEVICE]
-    n_workers: Annotated[int | str | None, "--workers N", cli.number_of_workers, cli.Setting("n_workers")]
+    vectorizer: Annotated[str | None, cli.Section("how it runs"), cli.Setting("vectorizer")]
+    device: Annotated[str | None, cli.Setting("device")]
+    n_workers: Annotated[int | str | None, cli.Setting("n_workers"), cli.number_of_workers]
     ray: Annotated[
         cli.RayOptions, {"what": "roll out the envs on Ray, in n_shards shares (--set n_shards=N)", "process": "runner"}
     ]
@@ -140,7 +131,7 @@ class TrainOptions:
         "processes that roll out the envs, in n_shards shares: of this machine, or on Ray; their number changes no "
         "result; default: none, or with --ray one for each CPU of this machine",
     ]
-    on_nan: Annotated[str | None, "--on-nan WHAT", cli.Setting("on_nan")]
+    on_nan: Annotated[str | None, cli.Setting("on_nan")]
     external: Annotated[
         str | None,
         cli.Section("clients that step the env"),
@@ -167,15 +158,8 @@ class TrainOptions:
     record_limit: Annotated[
         str | None, "--record-limit SIZE", "stop recording at this size, such as 2GB; default: no limit"
     ]
-    checkpoint_every: Annotated[int | None, cli.CHECKPOINT_EVERY]
-    track: Annotated[
-        Sequence[str] | None,
-        "--track TRACKER",
-        f"send metrics, settings, checkpoints and videos to {', '.join(TRACKERS[:-1])} or {TRACKERS[-1]}, each an "
-        "extra; may be repeated; default: none; with --resume, those of the run",
-        [*TRACKERS],
-        cli.Setting("track"),
-    ]
+    checkpoint_every: Annotated[int | None, cli.Setting("checkpoints.every")]
+    track: Annotated[Sequence[str] | None, cli.Setting("track")]
     print_config: Annotated[
         bool,
         cli.Section("output"),

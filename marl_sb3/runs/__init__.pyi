@@ -50,6 +50,8 @@ from .run import Run as Run
 from .run import SavedRun as SavedRun
 from .schema import ACCEPTED as ACCEPTED
 from .schema import BY_POLICY as BY_POLICY
+from .schema import FREE as FREE
+from .schema import OFFERED as OFFERED
 from .schema import SECTIONS as SECTIONS
 from .schema import TRACKERS as TRACKERS
 from .schema import Extension as Extension

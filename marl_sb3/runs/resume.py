@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from marl_sb3.core.config import PositiveInt, accepts
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects import canonical_name
-from marl_sb3.runs.schema import ACCEPTED, Extension, TrainConfig, names_in, value_of
+from marl_sb3.runs.schema import ACCEPTED, FREE, Extension, TrainConfig, value_of
 
 # --- The planned ends of a run ---------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ def continued(
     differs = bool(_learned_otherwise(present, after)) and not is_complete(after, env_steps)
     if not extended and not beyond_stop and not differs:
         # Later phases remain as they are planned.
-        return before.changed({**{name: value_of(after, name) for name in _OTHERS}, **given}) if now.settings else after
+        return before.changed({**{name: value_of(after, name) for name in FREE}, **given}) if now.settings else after
     ended = [
         Phase(each["n_timesteps"], each["until"], each.get("settings", {}))
         for each in before.extensions or ()
@@ -129,11 +129,6 @@ exploration_fraction exploration_final_eps cg_max_steps cg_damping line_search_s
 n_critic_updates sub_sampling_factor
 """
 CHANGEABLE = frozenset(_READ_ANEW.split())
-# Settings that change nothing of what is learned.
-_OTHERS = frozenset(
-    [f"{section}.{name}" for section in ("checkpoints", "evaluation") for name in names_in(section)]
-    + ["on_nan", "track", "n_workers", "worker_timeout_s", "max_worker_restarts", "n_parallel_updates"]
-)
 _MAPPINGS = {"hyperparameters": "", "env_kwargs": "env."}  # whose entries are compared, and how their names begin
 _ACCEPTED = f"{', '.join(sorted(CHANGEABLE))}, checkpoints.*, evaluation.*; for any other setting"
 _INSTEAD = {
@@ -164,7 +159,7 @@ def changes_between(before: TrainConfig, after: TrainConfig) -> dict[str, Change
         own = key.rpartition(".")[2]
         # Without a number, SAC and its like learn the coefficient: its state is in the checkpoint.
         is_learned = own == "ent_coef" and any(isinstance(value, str) for value in change[:2])
-        if key in _OTHERS or (not is_learned and change.learns_otherwise and own in CHANGEABLE):
+        if key in FREE or (not is_learned and change.learns_otherwise and own in CHANGEABLE):
             continue
         words = f"{key} cannot change in a run that goes on: its state depends on it; accepted: {_ACCEPTED}"
         words += f", start a new run from its weights: train {shlex.quote(after.env)} --init-from RUN --set KEY=VALUE"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
-from typing import Annotated, Any, Literal, cast, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_type_hints
 
 from msgspec import Meta
 
@@ -362,9 +362,57 @@ SECTIONS = {name: cast("type", kind) for name, kind in get_type_hints(TrainConfi
 ACCEPTED: Mapping[str, Any] = dict(_settings_of(TrainConfig))
 
 
+class Offered(NamedTuple):
+    """The option of commands that gives a setting."""
+
+    shown: str  # the option as in the help text, `--n-envs E`
+    default: str | None = None  # in that text; None: the default of the setting
+    words: str | None = None  # that text without the default; None: what stands beside the setting
+    choices: Sequence[str] | None = None  # the values that the option takes; None: those of the setting
+
+
+# Setting -> its option. A run that goes on takes those of `FREE` and `n_timesteps`.
+OFFERED: Mapping[str, Offered] = {
+    "n_timesteps": Offered("--timesteps N", f"as in the preset, else {TrainConfig.n_timesteps}"),
+    "n_envs": Offered("--n-envs E", f"as in the preset, else {TrainConfig.n_envs}"),
+    "seed": Offered("--seed S", "random, written to config.yaml"),
+    "policies": Offered(
+        "--policies",
+        "as in the preset, else shared",
+        "one policy for all agents, or one for each",
+        ("shared", "per_agent"),
+    ),
+    "init_from": Offered(
+        "--init-from SOURCE",
+        "random weights",
+        "start from the weights of [POLICY=]PATH[:SOURCE_POLICY], where PATH is a run folder (the checkpoint that "
+        "evaluate takes), a checkpoint or an SB3 zip; may be repeated; --set init_layers=[...] takes only some layers",
+    ),
+    "n_workers": Offered("--workers N"),
+    "vectorizer": Offered("--vectorizer NAME"),
+    "device": Offered("--device NAME"),
+    "on_nan": Offered("--on-nan WHAT"),
+    "checkpoints.every": Offered("--checkpoint-every K"),
+    "track": Offered(
+        "--track TRACKER",
+        "none; with --resume, those of the run",
+        f"send metrics, settings, checkpoints and videos to {', '.join(TRACKERS[:-1])} or {TRACKERS[-1]}, each an "
+        "extra; may be repeated",
+        TRACKERS,
+    ),
+}
+
+
 def names_in(section: str) -> list[str]:
     """Return the names of a section's settings, without the section's name."""
     return [name.removeprefix(f"{section}.") for name in ACCEPTED if name.startswith(f"{section}.")]
+
+
+# Settings that change nothing of what is learned.
+FREE = frozenset(
+    [f"{section}.{name}" for section in ("checkpoints", "evaluation") for name in names_in(section)]
+    + ["on_nan", "track", "n_workers", "worker_timeout_s", "max_worker_restarts", "n_parallel_updates"]
+)
 
 
 def value_of(config: TrainConfig, name: str) -> Any:

@@ -9,7 +9,6 @@ import pytest
 from msgspec import Meta
 
 from marl_sb3.cli import (
-    NEW_RUN,
     Bare,
     Section,
     Setting,
@@ -21,7 +20,7 @@ from marl_sb3.cli import (
 )
 from marl_sb3.errors import ConfigError
 
-SEED = ("--seed S", Setting("seed", "random"), NEW_RUN)
+SEED = Setting("seed")
 
 
 @dataclass(frozen=True)

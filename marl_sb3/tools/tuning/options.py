@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, cast
 
-from marl_sb3.cli import ALGO, DEVICE, N_ENVS, POLICIES, REPEATED, VECTORIZER, Python, options_of
+from marl_sb3.cli import ALGO, REPEATED, Python, Setting, options_of
 from marl_sb3.doors import counterpart
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class TrialOptions(TypedDict, total=False):
     """What is searched."""
 
-    policies: Annotated[str | None, POLICIES]
+    policies: Annotated[str | None, Setting("policies")]
     algo: Annotated["str | AlgorithmInfo | None", ALGO]
-    n_envs: Annotated[int | None, N_ENVS]
+    n_envs: Annotated[int | None, Setting("n_envs")]
     timesteps: Annotated[int | None, "--timesteps N", "env steps of a trial; default: as in the preset"]
     settings: Annotated[
         "Mapping[str, Any] | None",
@@ -149,8 +149,8 @@ class StudyOptions(TypedDict, total=False):
 class SteppingOptions(TypedDict, total=False):
     """How envs are stepped, and on which device networks are."""
 
-    vectorizer: Annotated[str | None, VECTORIZER]
-    device: Annotated[str | None, DEVICE]
+    vectorizer: Annotated[str | None, Setting("vectorizer")]
+    device: Annotated[str | None, Setting("device")]
 
 
 class SearchOptions(TrialOptions, SamplingOptions, StudyOptions, SteppingOptions, total=False):
