@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from typing_extensions import override
@@ -9,7 +10,7 @@ from typing_extensions import override
 from marl_sb3.core.config import PositiveInt, require
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.core.training import MultiAgentAlgorithm, MultiAgentCallback
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, refuse
 from marl_sb3.extensions.data import EpisodeStore, recorder_of, require_recordable
 from marl_sb3.files import as_path
 
@@ -22,7 +23,8 @@ class RecordEpisodes(MultiAgentCallback):
 
     Args:
         directory: the folder of the recording: new, empty, or, if a run is resumed, that of the same run.
-        limit_bytes: size of the files beyond which nothing is recorded, while the training goes on; None: no limit.
+        limit_bytes: size of the files beyond which nothing is recorded, while the training goes on, in bytes or as a
+            text such as `"2GB"`; None: no limit.
         shard_episodes: joint episodes that are written together, at most; a kill loses the ones that wait.
         continues: whether the folder may hold a recording of the run, which is resumed.
         name: of the env, in the ids of the datasets; None: `env`.
@@ -35,18 +37,18 @@ class RecordEpisodes(MultiAgentCallback):
     def __init__(
         self,
         directory: str | Path,
-        limit_bytes: int | None = None,
+        limit_bytes: int | str | None = None,
         shard_episodes: int = 100,
         *,
         continues: bool = False,
         name: str | None = None,
     ) -> None:
         super().__init__()
-        self._directory = as_path("record", directory)
-        self._limit = require("limit_bytes", limit_bytes, PositiveInt | None)
+        self.directory = as_path("record", directory)
+        self._limit = None if limit_bytes is None else _bytes(limit_bytes)
         self._shard_episodes = require("shard_episodes", shard_episodes, PositiveInt)
         self._continues, self._name = continues, name
-        self._goes_on = not require_recordable(self._directory, continues=continues)
+        self._goes_on = not require_recordable(self.directory, continues=continues)
         self._store: EpisodeStore | None = None
 
     def open(self, algorithm: MultiAgentAlgorithm) -> None:
@@ -59,12 +61,12 @@ class RecordEpisodes(MultiAgentCallback):
             return
         algorithm.require_watchable()
         if self._goes_on and not algorithm.parts.callbacks.has_state(f"{type(self).__name__}-0"):
-            words = f"cannot go on with the recording in {self._directory}: the checkpoint does not belong to it"
+            words = f"cannot go on with the recording in {self.directory}: the checkpoint does not belong to it"
             raise ConfigError(f"{words}; accepted: a new or empty folder", key="record")
         recorder, self._store = recorder_of(
             algorithm.env,
             algorithm.bundle().policy_of,
-            self._directory,
+            self.directory,
             self._name or "env",
             algorithm.candidates,
             continues=self._continues,
@@ -96,3 +98,14 @@ class RecordEpisodes(MultiAgentCallback):
     def set_state(self, state: StateReader) -> None:
         if self._store is not None and state.names():
             self._store.go_back_to(state)
+
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def _bytes(size: int | str) -> int:
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", str(size).strip().upper())
+    number = int(float(parts[1]) * _UNITS[parts[2]]) if parts else 0
+    if number < 1 or isinstance(size, (bool, float)):
+        refuse("record_limit", size, "a size, such as 500MB or 2GB, or bytes")
+    return number

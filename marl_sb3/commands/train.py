@@ -7,6 +7,7 @@ The function `marl_sb3.train(...)` of the library is `marl_sb3.runs.train.train`
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from marl_sb3 import cli
@@ -211,9 +212,11 @@ class TrainOptions:
         """
         if self.record is None and self.record_limit is not None:
             raise ConfigError("--record-limit needs --record DIR", key="record_limit")
-        from marl_sb3.runs import Recording
+        if self.record is None:
+            return None
+        from marl_sb3.callbacks import RecordEpisodes
 
-        return None if self.record is None else Recording(self.record, self.record_limit)
+        return partial(RecordEpisodes, self.record, self.record_limit)
 
     def config(self) -> "TrainConfig":
         """Return the configuration of a new run."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -51,29 +50,8 @@ MAX_ROLLBACKS = 3
 CLONING = "cloning"  # the part of a checkpoint's state that `runs.imitate` goes on from; none if the cloning is done
 
 
-@dataclass(frozen=True)
-class Recording:
-    """Where the episodes of a training are recorded, and how much of them."""
-
-    directory: str | Path
-    limit: int | str | None = None  # bytes of the files, or a text such as `2GB`
-
-    def recorder(self, env: str, *, continues: bool) -> RecordEpisodes:
-        """Make the callback that records.
-
-        Raises:
-            ConfigError: the folder or the limit is not accepted.
-        """
-        size = None if self.limit is None else str(self.limit).strip().upper()
-        parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", size or "")
-        most = int(float(parts[1]) * _UNITS[parts[2]]) if parts else 0
-        if size is not None and (most < 1 or isinstance(self.limit, (bool, float))):
-            words = f"record_limit is {shown(self.limit)}; accepted: a size, such as 500MB or 2GB, or bytes"
-            raise ConfigError(words, key="record_limit")
-        return RecordEpisodes(self.directory, None if size is None else most, continues=continues, name=env)
-
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+# Makes the callback that records the episodes of a run: `RecordEpisodes` with its folder and its limit.
+Recording = Callable[..., RecordEpisodes]
 
 
 # --- Anew -------------------------------------------------------------------------------------------------------------
@@ -97,7 +75,7 @@ def prepare(
         factory: makes the env, if the id in the configuration is only its name.
         trust_pickle: allow SB3 zips in `init_from`. It is not a setting, so that no file can allow it.
         runners: which processes roll out the shards; None: this one.
-        record: where episodes are recorded; None: they are not.
+        record: makes the callback that records episodes; None: they are not recorded.
         makes_folder: False: nothing is written.
 
     Raises:
@@ -108,10 +86,9 @@ def prepare(
     with source_named(config.where, "track"):
         require_trackers(config.track)
     files = RunFolder.new(config.env, run_dir)
-    recorder = None
-    if record is not None:
-        recorder = record.recorder(config.env, continues=False)
-        files.require_apart(Path(record.directory))
+    recorder = None if record is None else record(name=config.env)
+    if recorder is not None:
+        files.require_apart(recorder.directory)
     config = resolved(config if runners is None else with_shards(config))
     if any(map(is_address, config.league.opponents or ())):
         with source_named(config.where, "league.opponents"):
@@ -234,7 +211,8 @@ def resume_run(
         settings: new values of settings by key, as after `--set`; the run goes on with them, and is then another one
             than without. They are noted in `resumes.jsonl` and at the beginning of `config.yaml`.
         callbacks: names of callbacks; those that the run folder names are not imported.
-        record: where episodes are recorded: a new folder, or that of the same run; None: they are not.
+        record: makes the callback that records episodes, in a new folder or that of the same run; None: they are not
+            recorded.
         cloning: the caller goes on with the behaviour cloning of the run, if that is not done; see `runs.imitate`.
         changes: new values of settings that do not affect what was trained so far.
 
@@ -263,7 +241,7 @@ def resume_run(
             raise ConfigError("the run was begun without shards (n_shards is 0), which runners need", key="n_shards")
         with source_named(config.where, "track"):
             require_trackers(config.track)
-        recorder = None if record is None else record.recorder(config.env, continues=True)
+        recorder = None if record is None else record(name=config.env, continues=True)
         with source_named(config.where):
             set_up_process(config.device, config.n_threads)
         # Otherwise nothing will be trained.

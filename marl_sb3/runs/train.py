@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stable_baselines3.common.type_aliases import MaybeCallback
 
+from marl_sb3.callbacks import RecordEpisodes
 from marl_sb3.core.config import AlgorithmInfo
 from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.learners import named_algorithm
@@ -21,7 +23,7 @@ from marl_sb3.runs.execution import execute
 from marl_sb3.runs.files import Hparams
 from marl_sb3.runs.run import Run
 from marl_sb3.runs.settings import load_config, require_kinds
-from marl_sb3.runs.start import Recording, prepare, resume_run
+from marl_sb3.runs.start import prepare, resume_run
 from marl_sb3.signals import pass_on
 from marl_sb3.stacks import unending_named
 from marl_sb3.types import PolicyID
@@ -111,7 +113,7 @@ def train(
     name, factory = named_factory(env)
     n_timesteps = as_integer(timesteps)
     settings, chosen = _together(settings, more_settings), either(ray, runners)
-    recording = None if record is None else Recording(record, record_limit)
+    recording = None if record is None else partial(RecordEpisodes, record, record_limit)
     changes: dict[str, Any] = {"stop": stop, "n_workers": n_workers, "track": track}
     of_new: dict[str, Any] = {"policies": policies, "n_envs": n_envs, "seed": seed, "init_from": init_from}
     of_new |= {"vectorizer": vectorizer, "device": device}

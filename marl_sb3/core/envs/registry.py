@@ -121,7 +121,7 @@ def takes_argument(factory: EnvFactory, name: str) -> bool:
 def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any]) -> ParallelEnv:
     """Make an env by its factory, and a `ParallelEnv` of it as its kind says.
 
-    An `AECEnv` becomes one as `envs.turn_based.as_parallel` says, and a `gymnasium.Env` one with one agent.
+    An `AECEnv` becomes one as `converted.as_parallel` says, and a `gymnasium.Env` one with one agent.
 
     Raises:
         ConfigError: the factory does not take these arguments, or returns what is of no kind.

@@ -46,7 +46,7 @@ class RecurrentActor(Remembering, Actor):
 
     @override
     def get_action_dist_params(self, obs: Any) -> tuple[th.Tensor, th.Tensor, dict[str, th.Tensor]]:
-        """See `Actor.get_action_dist_params`; for (rows, ...) observations at the start of an episode."""
+        """See the method of SB3's actor; for (rows, ...) observations at the start of an episode."""
         rows = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
         starts = th.ones(rows, dtype=th.bool, device=self.device)
         return *self.gaussian(self.step(obs, self.memory.initial(rows), starts)[0]), {}
