@@ -1,10 +1,8 @@
-"""`python -m marl_sb3.benchmark`: run the command of `marl_sb3.commands.benchmark`."""
-
-import sys
+"""`python -m marl_sb3.benchmark`: the command of `marl_sb3.commands.benchmark`."""
 
 from marl_sb3.commands.benchmark import main
 
 __all__ = ["main"]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

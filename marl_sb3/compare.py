@@ -1,10 +1,8 @@
-"""`python -m marl_sb3.compare`: run the command of `marl_sb3.commands.compare`."""
-
-import sys
+"""`python -m marl_sb3.compare`: the command of `marl_sb3.commands.compare`."""
 
 from marl_sb3.commands.compare import main
 
 __all__ = ["main"]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

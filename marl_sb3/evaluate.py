@@ -1,10 +1,8 @@
-"""`python -m marl_sb3.evaluate`: run the command of `marl_sb3.commands.evaluate`."""
-
-import sys
+"""`python -m marl_sb3.evaluate`: the command of `marl_sb3.commands.evaluate`."""
 
 from marl_sb3.commands.evaluate import main
 
 __all__ = ["main"]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,10 +1,8 @@
-"""`python -m marl_sb3.imitate`: run the command of `marl_sb3.commands.imitate`."""
-
-import sys
+"""`python -m marl_sb3.imitate`: the command of `marl_sb3.commands.imitate`."""
 
 from marl_sb3.commands.imitate import main
 
 __all__ = ["main"]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,10 +1,8 @@
-"""`python -m marl_sb3.report`: run the command of `marl_sb3.commands.report`."""
-
-import sys
+"""`python -m marl_sb3.report`: the command of `marl_sb3.commands.report`."""
 
 from marl_sb3.commands.report import main
 
 __all__ = ["main"]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())
