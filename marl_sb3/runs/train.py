@@ -22,6 +22,7 @@ from marl_sb3.runs.building import import_algorithms
 from marl_sb3.runs.execution import execute
 from marl_sb3.runs.files import Hparams
 from marl_sb3.runs.run import Run
+from marl_sb3.runs.schema import FREE
 from marl_sb3.runs.settings import load_config, require_kinds
 from marl_sb3.runs.start import prepare, resume_run
 from marl_sb3.signals import pass_on
@@ -114,12 +115,12 @@ def train(
     n_timesteps = as_integer(timesteps)
     settings, chosen = _together(settings, more_settings), either(ray, runners)
     recording = None if record is None else partial(RecordEpisodes, record, record_limit)
-    changes: dict[str, Any] = {"stop": stop, "n_workers": n_workers, "track": track}
-    of_new: dict[str, Any] = {"policies": policies, "n_envs": n_envs, "seed": seed, "init_from": init_from}
-    of_new |= {"vectorizer": vectorizer, "device": device}
+    given: dict[str, Any] = {"policies": policies, "n_envs": n_envs, "seed": seed, "init_from": init_from}
+    given |= {"vectorizer": vectorizer, "device": device, "stop": stop, "n_workers": n_workers, "track": track}
     if resume is not None:
-        given = {"algo": algo, "hparams": hparams, "trust_file": trust_file or None, "run_dir": run_dir, **of_new}
-        if refused := [argument for argument, value in given.items() if value is not None]:
+        changes = {name: given.pop(name) for name in [*given] if name in {*FREE, "stop"}}
+        of_new = {"algo": algo, "hparams": hparams, "trust_file": trust_file or None, "run_dir": run_dir, **given}
+        if refused := [argument for argument, value in of_new.items() if value is not None]:
             accepted = "env, timesteps, settings, stop, n_workers, ray, runners, callback, progress_bar, record, "
             accepted += "record_limit and track are accepted"
             raise ConfigError(f"with resume only {accepted}; received {', '.join(refused)}", key="resume")
@@ -128,8 +129,7 @@ def train(
         algo = None if algo is None else named_algorithm(algo)
         if trust_file and hparams is not None:
             import_algorithms(hparams, name)
-        of_new |= {"trust_file": trust_file}
-        config = load_config(name, algo, hparams, settings, n_timesteps=n_timesteps, **changes, **of_new)
+        config = load_config(name, algo, hparams, settings, n_timesteps=n_timesteps, trust_file=trust_file, **given)
         run = prepare(config, run_dir, factory, trust_pickle=trust_pickle, runners=chosen, record=recording)
     if progress_bar:
         from marl_sb3.runs.view import execute_and_show
