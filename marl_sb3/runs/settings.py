@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_sb3.core.config import canonical_algorithm, kinds_of
-from marl_sb3.errors import ConfigError, shown
+from marl_sb3.errors import ConfigError, refuse, shown
 from marl_sb3.extensions.dialects import (
     HYPERPARAMETERS,
     KEYS,
@@ -160,8 +160,7 @@ def _policies_of_teams(given: dict[str, tuple[str, Any]]) -> tuple[str, Any]:
     if "policies" in given:
         raise ConfigError("teams and policies are both given, but mean the same; accepted: one of them", key="teams")
     if not isinstance(teams, Mapping) or not all(isinstance(agents, (list, tuple)) for agents in teams.values()):
-        accepted = "a mapping of teams to lists of agents, such as {blue: [a, b], red: [c]}"
-        raise ConfigError(f"teams is {shown(teams)}; accepted: {accepted}", key="teams")
+        refuse("teams", teams, "a mapping of teams to lists of agents, such as {blue: [a, b], red: [c]}")
     return written, {team: {"agents": agents} for team, agents in teams.items()}
 
 
@@ -298,12 +297,10 @@ def require_kinds(hparams: Any, settings: Any) -> None:
     Raises:
         ConfigError: `hparams` is no path and no mapping, or `settings` no mapping with strings as keys.
     """
-    if not isinstance(hparams, (str, Path, Mapping, type(None))):
-        accepted = "the path of a settings file, or a mapping from env ids to their settings"
-        raise ConfigError(f"hparams is {shown(hparams)}; accepted: {accepted}", key="hparams")
-    if not isinstance(settings, (Mapping, type(None))):
-        accepted = "a mapping of settings to values, such as {'learning_rate': 1e-4}"
-        raise ConfigError(f"settings is {shown(settings)}; accepted: {accepted}", key="settings")
+    if not isinstance(hparams, str | Path | Mapping | None):
+        refuse("hparams", hparams, "the path of a settings file, or a mapping from env ids to their settings")
+    if not isinstance(settings, Mapping | None):
+        refuse("settings", settings, "a mapping of settings to values, such as {'learning_rate': 1e-4}")
     for key in settings or ():
         if not isinstance(key, str):
             raise ConfigError(f"settings has the key {shown(key)}; accepted: strings", key="settings")

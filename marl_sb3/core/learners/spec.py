@@ -40,7 +40,7 @@ from marl_sb3.core.policies import OF_THE_USER, registered_class, resolve_policy
 from marl_sb3.core.sb3 import make_schedule
 from marl_sb3.core.state import Checkpoint, State, StateReader, is_plain
 from marl_sb3.doors import DIALECTS, LEARNER_PARTS, POLICY_SECTIONS, SETTINGS
-from marl_sb3.errors import CheckpointError, ConfigError, did_you_mean, shown
+from marl_sb3.errors import CheckpointError, ConfigError, did_you_mean, refuse, shown
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def policy_specs(
         raise ConfigError(f"{words}; accepted: {name}=... of the PolicySpec of each policy, in `policies`", key=name)
     for policy_id, spec in policies.items():
         if not isinstance(spec, PolicySpec):
-            raise ConfigError(f"policy {policy_id!r} is {spec!r}; accepted: a PolicySpec", key="policies")
+            refuse(f"policy {policy_id!r}", spec, "a PolicySpec", "policies")
     made = dict(policies)
     for policy_id, spec in policies.items() if settings else ():
         translated = dict(settings)
@@ -374,19 +374,17 @@ def register_algorithm(info: AlgorithmInfo) -> AlgorithmInfo:
 
 def _check(info: AlgorithmInfo) -> None:
     if not isinstance(info, AlgorithmInfo):
-        raise ConfigError(f"the algorithm is {shown(info)}; accepted: an AlgorithmInfo", key="algo")
+        refuse("the algorithm", info, "an AlgorithmInfo", "algo")
     if not isinstance(info.name, str) or not info.name.replace("-", "_").isidentifier():
-        raise ConfigError(f"the algorithm's name is {shown(info.name)}; accepted: a name such as my_algo", key="algo")
+        refuse("the algorithm's name", info.name, "a name such as my_algo", "algo")
     for field in ("algorithm", "learner"):
         value = getattr(info, field)
         is_place = isinstance(value, str) and value.count(":") == 1
         if not (inspect.isclass(value) or is_place or (field == "learner" and value is None)):
-            accepted = "a class, or the place of one as module:class"
-            raise ConfigError(f"algorithm {info.name}: {field} is {shown(value)}; accepted: {accepted}", key="algo")
+            refuse(f"algorithm {info.name}: {field}", value, "a class, or the place of one as module:class", "algo")
     for field in ("hyperparameters", "metrics"):
         if not isinstance(getattr(info, field), Mapping):
-            words = f"{field} is {shown(getattr(info, field))}; accepted: a mapping by name"
-            raise ConfigError(f"algorithm {info.name}: {words}", key="algo")
+            refuse(f"algorithm {info.name}: {field}", getattr(info, field), "a mapping by name", "algo")
     require(f"algorithm {info.name}: aliases", list(info.aliases), Strings, "algo")
 
 
@@ -418,8 +416,5 @@ def info_of_class(algorithm: Any) -> AlgorithmInfo:
     info = info_of(algorithm) if isinstance(algorithm, type) else None
     if info is None:
         names = ", ".join(each.class_name for each in built_in().values())
-        raise ConfigError(
-            f"algorithm is {algorithm!r}; accepted: {names} and subclasses, and classes of marl_sb3.register_algorithm",
-            key="algo",
-        )
+        refuse("algorithm", algorithm, f"{names} and subclasses, and classes of marl_sb3.register_algorithm", "algo")
     return info
