@@ -18,17 +18,8 @@ from algorithm_pages import algorithm_pages
 from measured import in_page, read
 
 from marl_sb3.cli import COMMANDS, documented
-from marl_sb3.extensions.dialects import NETWORK
-from marl_sb3.extensions.dialects.rllib_names import (
-    ALWAYS,
-    DEPENDENT,
-    ENVS_PER_RUNNER,
-    METHODS,
-    METRICS,
-    NO_COUNTERPART,
-    RENAMED,
-    RUNNERS,
-)
+from marl_sb3.extensions.dialects import INSTEAD, NAMES
+from marl_sb3.extensions.dialects.table import LATER, NETWORK, PAGE, PARTS, in_yaml
 from marl_sb3.extensions.fast import ALGORITHMS
 from marl_sb3.runs import SECTIONS, TrainConfig
 from marl_sb3.tools.checkup.checks import CHECKS
@@ -135,37 +126,38 @@ def checks_page() -> str:
 
 def rllib_page() -> str:
     """RLlib's names of settings, and what they mean here."""
-    renamed = [_meaning(name, own.setting, _algorithms_with(own.setting), own.note) for name, own in RENAMED.items()]
-    envs = [
-        _meaning(", ".join(names), "n_envs", "all", note)
-        for names, note in (
-            (RUNNERS, "times the number of envs of each; 0 counts as 1; `n_workers` is the number of processes"),
-            (ENVS_PER_RUNNER, "times the number of runners"),
-        )
-    ]
-    dependent = [
-        _meaning(name, each.setting, each.algorithms, each.note)
-        for name, meanings in DEPENDENT.items()
-        for each in meanings
-    ]
-    network = [_meaning(name, *meaning) for name, meaning in NETWORK.items()]
-    always = [
-        f"| {_code(name)} | {' or '.join(dict.fromkeys(map(_code, each.values)))} | {_in_cell(each.why)} |"
-        for name, each in ALWAYS.items()
-    ]
-    by_what: dict[str, dict[str, list[str]]] = {"metric": {}, **{of: {} for of in METHODS}, "setting": {}}
-    named = {**METHODS, "metric": METRICS, "setting": NO_COUNTERPART}
-    for of, instead_of in named.items():
+    rows: dict[str, list[str]] = {"dependent": [], "envs": [], "network": [], "renamed": [], "always": []}
+    by_what: dict[str, dict[str, list[str]]] = {"metric": {}, **{of: {} for of in INSTEAD}, "setting": {}}
+    for name, means in NAMES.items():
+        first = means[0]
+        if name in NETWORK:
+            note = first.note or f"`{first.argument}`"
+            rows["network"].append(_meaning(name, first.setting, first.algorithms, note))
+        elif name in LATER and not first.part:
+            rows["dependent"] += [_meaning(name, each.setting, each.algorithms, each.note) for each in means]
+        elif first.setting and not first.part:
+            rows["renamed"].append(_meaning(name, first.setting, _algorithms_with(first.setting), first.note))
+        elif first.unset:
+            values = " or ".join(dict.fromkeys(f"`{in_yaml(each)}`" for each in first.unset))
+            rows["always"].append(f"| `{name}` | {values} | {_in_cell(first.why)} |")
+        elif not first.part:
+            by_what["setting"].setdefault(first.why, []).append(name)
+    for names in (PARTS["runners"], PARTS["envs of a runner"]):
+        rows["envs"].append(_meaning(", ".join(names), "n_envs", "all", NAMES[names[0]][0].note))
+    for of, instead_of in INSTEAD.items():
         for name, instead in instead_of.items():
-            said = instead.partition("; see ")[0].removeprefix("it is ").removesuffix(" here")
-            by_what[of].setdefault(said.replace("no metric here: ", "none: "), []).append(name)
+            said, _, page = instead.partition("; see ")
+            if page == PAGE or of == "metric":
+                said = said.removeprefix("it is ").removesuffix(" here").replace("no metric here: ", "none: ")
+                by_what[of].setdefault(said, []).append(name)
     tables = {
-        f"of_{of}": "\n".join(f"| {_in_cell(said)} | {', '.join(map(_code, names))} |" for said, names in rows.items())
-        for of, rows in by_what.items()
+        f"of_{of}": "\n".join(
+            f"| {_in_cell(said)} | {', '.join(map(_code, names))} |" for said, names in said_of.items()
+        )
+        for of, said_of in by_what.items()
     }
-    return _RLLIB.format(
-        meanings="\n".join([*dependent, *envs, *network, *renamed]), always="\n".join(always), **tables
-    )
+    meanings = [*rows["dependent"], *rows["envs"], *rows["network"], *rows["renamed"]]
+    return _RLLIB.format(meanings="\n".join(meanings), always="\n".join(rows["always"]), **tables)
 
 
 def _meaning(names: str, settings: str, algorithms: str, note: str) -> str:
@@ -179,8 +171,8 @@ def _algorithms_with(setting: str) -> str:
     return ", ".join(having) if 0 < len(having) < len(ALGORITHMS) else "all"
 
 
-def _code(value: Any) -> str:
-    return f"`{str(value).lower() if isinstance(value, bool) else 'null' if value is None else value}`"
+def _code(name: str) -> str:
+    return f"`{name}`"
 
 
 _RLLIB = """# RLlib's names

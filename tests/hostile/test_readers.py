@@ -45,8 +45,8 @@ KNOWN = {
         "(fresh / MAIN).unlink": "in a folder of `replaced_folder`",
         "path.unlink": "a shard by its name, in a dataset of `require_own`",
     },
-    "extensions/dialects/rllib_names.py": {
-        **dict.fromkeys(("json.loads", "Path(__file__).with_suffix('.json').read_text"), "a file of the package")
+    "extensions/dialects/table.py": {
+        **dict.fromkeys(("json.loads", "Path(__file__).with_name('names.json').read_text"), "a file of the package")
     },
     "extensions/display/page.py": {"(files(__package__) / name).read_text": "a file of the package"},
     "extensions/display/video.py": {"self._unfinished.unlink": "a temporary name"},

@@ -1,22 +1,22 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
 from .names import HYPERPARAMETERS as HYPERPARAMETERS
+from .names import Meanings as Meanings
 from .names import as_integer as as_integer
 from .names import canonical_hyperparameters as canonical_hyperparameters
 from .names import canonical_name as canonical_name
 from .names import canonical_settings as canonical_settings
 from .names import canonical_value as canonical_value
+from .names import meanings as meanings
+from .names import metric_here as metric_here
+from .names import no_policy as no_policy
 from .names import path_of as path_of
 from .names import put as put
-from .rllib import LATER as LATER
-from .rllib import Meanings as Meanings
-from .rllib import meanings as meanings
-from .rllib import metric_here as metric_here
-from .rllib import no_policy as no_policy
-from .rllib import require_logged as require_logged
-from .rllib import run_meanings as run_meanings
-from .rllib_names import METHODS as METHODS
-from .rllib_names import NETWORK as NETWORK
+from .names import require_logged as require_logged
+from .names import run_meanings as run_meanings
+from .table import INSTEAD as INSTEAD
+from .table import LATER as LATER
+from .table import NAMES as NAMES
 from .zoo import ATARI as ATARI
 from .zoo import DEFAULT as DEFAULT
 from .zoo import KEYS as KEYS

@@ -2,16 +2,17 @@
 
 Each becomes that of `TrainConfig` or SB3: RLlib's names become SB3's; numbers such as `1e5` become integers where an
 integer is expected; `dict(net_arch=[64, 64], activation_fn=nn.ReLU)`, as in rl-baselines3-zoo's files, becomes a
-mapping. For `MultiAgentAlgorithm`, the two dialects at the door do it, see `marl_sb3.doors.Dialect`.
+mapping. Names whose meaning depends on the algorithm or on others keep theirs until `meanings` translates them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from marl_sb3.core.config import (
+    Count,
     Named,
     built_in,
     canonical_algorithm,
@@ -19,40 +20,40 @@ from marl_sb3.core.config import (
     plain_numbers,
     refusal,
     require,
+    section_by_setting,
     takes_integers,
     takes_integers_only,
 )
+from marl_sb3.core.metrics import require_metric
 from marl_sb3.doors import SETTINGS
-from marl_sb3.errors import ConfigError, require_known, shown
-from marl_sb3.extensions.dialects.rllib import (
-    SECTION_OF,
-    explanation,
-    is_of_rllib,
-    meanings,
+from marl_sb3.errors import ConfigError, did_you_mean, require_known, shown
+from marl_sb3.extensions.dialects.table import (
+    INSTEAD,
+    KINDS,
+    LATER,
+    NAMES,
+    NESTED,
+    NETWORK,
+    NOT_SET,
+    OWN,
+    PAGE,
+    PARTS,
+    RENAMED,
+    TABLES,
     no_counterpart,
-    split_name,
-    unnested,
+    value_here,
 )
-from marl_sb3.extensions.dialects.rllib_names import METHODS, NO_COUNTERPART, PAGE, RENAMED, VALUES
-from marl_sb3.extensions.dialects.zoo import IN_PYTHON, KEYS, OF_LOAD, OF_SB3, action_noise, is_noise, parse_literal
+from marl_sb3.extensions.dialects.zoo import IN_PYTHON, KEYS, action_noise, is_noise, parse_literal
 
 if TYPE_CHECKING:
     from marl_sb3.core.learners import PolicySpec
-    from marl_sb3.doors import Dialect
 
 _KINDS = SETTINGS["run"]
 _SECTIONS: Mapping[str, list[str]] = {
     section: [name.removeprefix(f"{section}.") for name in _KINDS if name.startswith(f"{section}.")]
     for section in dict.fromkeys(name.partition(".")[0] for name in _KINDS if "." in name)
 }
-
-# --- Names and values ------------------------------------------------------------------------------------------------
-
-# Other names of settings, RLlib's above all.
-ALIASES: Mapping[str, str] = {
-    **{name: renamed.setting for name, renamed in RENAMED.items()},
-    "net_arch": "policy_kwargs.net_arch",
-}
+_SECTION_OF = section_by_setting()  # of each setting of a policy that is no hyperparameter
 # Other names of settings that are in a section: `checkpoint_every` is `checkpoints.every`.
 FLAT_NAMES: Mapping[str, str] = {
     **{
@@ -60,27 +61,50 @@ FLAT_NAMES: Mapping[str, str] = {
         for section, names in _SECTIONS.items()
         for own in names
     },
-    **{name: f"{section}.{name}" for name, section in SECTION_OF.items()},
+    **{name: f"{section}.{name}" for name, section in _SECTION_OF.items()},
 }
-OF_NETWORK = "policy_kwargs."
+_MEANINGS = {**RENAMED, **OWN}
+_OF_NETWORK = "policy_kwargs."
 _TEXTS = ("policy_kwargs", "replay_buffer_kwargs")  # settings that may be the text of a mapping
 HYPERPARAMETERS = "hyperparameters"  # the section of SB3's arguments; their names are accepted outside it, too
-_SECTIONS_OF_RUN = {*_SECTIONS, HYPERPARAMETERS} - {*SECTION_OF.values()}  # a policy has none of them
+_SECTIONS_OF_RUN = {*_SECTIONS, HYPERPARAMETERS} - {*_SECTION_OF.values()}  # a policy has none of them
 _INTEGERS = {name.rpartition(".")[2] for name, kind in _KINDS.items() if takes_integers_only(kind)}
+
+# --- Names and values ------------------------------------------------------------------------------------------------
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Split the name of one policy's setting, `POLICY.own`, into `POLICY.` and `own`.
+
+    Names of settings of the run stay whole, and those of arguments of envs and networks, which have no other names.
+    """
+    policy_id, dot, own = name.rpartition(".")
+    outer, outer_dot, last = policy_id.rpartition(".")
+    if name.startswith("env.") or last == "policy_kwargs":
+        return "", name
+    if last in ("model", "model_config") and is_of_rllib(own):  # a part of RLlib's, as if it stood alone
+        return f"{outer}{outer_dot}", own
+    if last == "replay_buffer_config" or _SECTION_OF.get(own) == last:
+        return f"{outer}{outer_dot}", f"{last}.{own}"
+    return f"{policy_id}{dot}", own
+
+
+def is_of_rllib(own: str) -> bool:
+    """Whether a name is one of RLlib's."""
+    return own in NAMES or own in NESTED
 
 
 def canonical_name(name: str) -> str:
     """Return the name of a setting in `TrainConfig` or SB3. The id of a policy before it is kept."""
     policy, own = split_name(name.removeprefix(f"{HYPERPARAMETERS}."))
-    if policy:
-        return f"{policy}{_without_section(ALIASES.get(own, own))}"
-    return FLAT_NAMES.get(own) or ALIASES.get(own, own)
+    renamed = _MEANINGS[own].setting if own in _MEANINGS else own
+    return f"{policy}{_without_section(renamed)}" if policy else FLAT_NAMES.get(own, renamed)
 
 
 def _without_section(name: str) -> str:
     """Return a setting that a policy may have by itself without the section that it has in a run."""
     section, _, own = name.partition(".")
-    return own if SECTION_OF.get(own) == section else name
+    return own if _SECTION_OF.get(own) == section else name
 
 
 def canonical_value(name: str, value: Any) -> Any:
@@ -98,11 +122,8 @@ def canonical_value(name: str, value: Any) -> Any:
     if name.startswith("env."):
         return value
     own = split_name(name)[1]
-    if own in VALUES:
-        try:
-            value = plain_numbers(VALUES[own](value, 0))
-        except ConfigError as error:
-            raise ConfigError(str(error), key=name) from error
+    if own in _MEANINGS:
+        value = plain_numbers(value_here(own, _MEANINGS[own], value, name))
     whole, _, own = canonical_name(name).rpartition(".")
     if own == "algo":
         return canonical_algorithm(value)
@@ -128,10 +149,13 @@ def _class_name(entry: str, value: Any) -> Any:
     return IN_PYTHON[entry].get(value, value) if entry in IN_PYTHON and isinstance(value, str) else value
 
 
+# --- The settings of one source, and of one policy -------------------------------------------------------------------
+
+
 def canonical_settings(given: Mapping[str, Any], of_algorithm: Collection[str] = ()) -> dict[str, tuple[str, Any]]:
     """Return the settings of one source by canonical name: the name that the source uses, and the value.
 
-    Names of RLlib whose meaning depends on the algorithm or on other settings keep their names; see `rllib.meanings`.
+    Names of RLlib whose meaning depends on the algorithm or on other settings keep their names; see `meanings`.
 
     Args:
         given: may have sections: `checkpoints: {every: 5}` is `checkpoints.every: 5`.
@@ -172,17 +196,52 @@ def given_twice(name: str, one: str, other: str) -> ConfigError:
 
 def _of_section(section: str, settings: Any) -> Iterator[tuple[str, Any]]:
     for name, value in require(section, settings, Named).items():
-        if section == HYPERPARAMETERS:
-            is_dotted = "." in str(name) and not str(name).startswith(OF_NETWORK)
-            if name in _KINDS or name in KEYS or is_dotted:
-                raise ConfigError(f"{shown(name)} in {section} is no hyperparameter", key=f"{section}.{name}")
-        else:
-            words = f"{shown(name)} in {section} is unknown"
-            require_known(name, _SECTIONS[section], words, f"{section}.{name}")
-        yield f"{section}.{name}", value
+        key = f"{section}.{name}"
+        if section != HYPERPARAMETERS:
+            require_known(name, _SECTIONS[section], f"{shown(name)} in {section} is unknown", key)
+        elif name in _KINDS or name in KEYS or ("." in str(name) and not str(name).startswith(_OF_NETWORK)):
+            raise ConfigError(f"{shown(name)} in {section} is no hyperparameter", key=key)
+        yield key, value
 
 
-# --- The settings of one policy --------------------------------------------------------------------------------------
+def unnested(name: str, value: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield the settings that a name means, most often itself: the key that the user wrote, the name, the value.
+
+    `model: {fcnet_hiddens: [64]}` becomes `fcnet_hiddens`, `replay_buffer_config: {capacity: 9}` the name
+    `replay_buffer_config.capacity`. Values that are always so here yield nothing.
+
+    Raises:
+        ConfigError: the name has no counterpart, or not with this value.
+    """
+    prefix, own = split_name(name)
+    if isinstance(value, Mapping) and [*value] == ["grid_search"]:
+        accepted = f"--grid {name}=A,B of the command tune, or marl_sb3.tune(grid={{{name!r}: [A, B]}})"
+        raise ConfigError(f"{name} is {shown(value)}, a search of Ray Tune; accepted: {accepted}; see {PAGE}", key=name)
+    entries = [(name, name, own, value)]
+    if own in NESTED:
+        parts = require(own, value, Named, key=name).items()
+        entries = [
+            (f"{name}.{each}", f"{prefix}{NESTED[own]}{each}", f"{NESTED[own]}{each}", part) for each, part in parts
+        ]
+    for written, whole, theirs, part in entries:
+        if own in NESTED and not is_of_rllib(theirs) and theirs != "grayscale":
+            raise ConfigError(_unknown_entry(theirs.removeprefix(NESTED[own]), own), key=name)
+        if (
+            theirs not in NAMES
+            or NAMES[theirs][0].setting
+            or value_here(theirs, NAMES[theirs][0], part, name) != NOT_SET
+        ):
+            yield written, whole, part
+
+
+def _unknown_entry(name: str, mapping: str) -> str:
+    known = [each.removeprefix(NESTED[mapping]) for each in (*RENAMED, *NETWORK, *TABLES["always"])]
+    return f"{name!r} in {mapping} is unknown; {did_you_mean(name, known) or 'accepted: the names of RLlib'}"
+
+
+def no_policy(name: str, settings: Mapping[str, Any]) -> str | None:
+    """Say what is wrong with settings of a part of RLlib's configuration, such as `model`; None: it is none."""
+    return _unknown_entry(next(iter(settings)), name) if name in NESTED else no_counterpart(name)
 
 
 def canonical_hyperparameters(given: Mapping[str, Any], of_algorithm: Collection[str] = ()) -> dict[str, Any]:
@@ -194,14 +253,14 @@ def canonical_hyperparameters(given: Mapping[str, Any], of_algorithm: Collection
     """
     result: dict[str, Any] = {}
     found = canonical_settings(given, {*of_algorithm, *_SECTIONS_OF_RUN})
-    for name in sorted(found, key=lambda name: name.startswith(OF_NETWORK)):
+    for name in sorted(found, key=lambda name: name.startswith(_OF_NETWORK)):
         put(result, path_of(_without_section(name)), found[name][1])
     return result
 
 
 def path_of(setting: str) -> tuple[str, ...]:
     """Return where a setting of a policy belongs: `policy_kwargs.net_arch` is an entry of `policy_kwargs`."""
-    entry = setting.removeprefix(OF_NETWORK)
+    entry = setting.removeprefix(_OF_NETWORK)
     return (setting,) if entry == setting else ("policy_kwargs", entry)
 
 
@@ -216,11 +275,137 @@ def put(settings: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
     settings[path[-1]] = value
 
 
+# --- Names whose meaning depends on the algorithm, or on others ------------------------------------------------------
+
+
+# Names, and the settings that they mean together, with their values.
+Meanings: TypeAlias = "Iterator[tuple[Sequence[str], Mapping[str, Any]]]"
+
+
+def run_meanings(settings: Mapping[str, Any]) -> Meanings:
+    """Yield what names mean together that belong to the run: the number of envs of all runners of RLlib.
+
+    Raises:
+        ConfigError: a value is wrong, or is given by two names; its key is the name. So for `meanings`.
+    """
+    product, of_run = 1, []
+    for names in (PARTS["runners"], PARTS["envs of a runner"]):
+        given = [name for name in names if name in settings]
+        if len(given) > 1:
+            words = f"{' and '.join(given)} are both given, but mean the same; accepted: one of them"
+            raise ConfigError(words, key=given[0])
+        for name in given:
+            product *= max(1, require(name, settings[name], KINDS[NAMES[name][0].kind]))
+        of_run += given
+    if of_run:
+        yield of_run, {"n_envs": product}
+
+
+def meanings(
+    settings: Mapping[str, Any], policy: Any, algorithm: str, kinds: Mapping[str, Any], n_envs: int
+) -> Meanings:
+    """Yield what names mean in the settings of one policy that depend on its algorithm, or on each other.
+
+    Args:
+        settings: all settings of the policy.
+        policy: name or class of the policy.
+        algorithm: its name, for messages.
+        kinds: its table of hyperparameters.
+        n_envs: number of envs of the run.
+
+    Raises:
+        ConfigError: a name has no counterpart for this algorithm, or not with this value.
+    """
+    if network := [name for name in NETWORK if name in settings]:
+        yield network, _network(settings, policy, algorithm, has_values="gae_lambda" in kinds)
+    for name in settings:
+        if name not in LATER or name in NETWORK:
+            continue
+        means = NAMES[name]
+        if means[0].part:
+            raise ConfigError(f"RLlib's {name} belongs to the run, not to a policy; set n_envs", key=name)
+        applying = [each for each in means if kinds.keys() >= {*each.has}]
+        if not applying:
+            others = "; ".join(f"{each.setting} of algorithms {each.algorithms}" for each in means)
+            raise ConfigError(f"RLlib's {name} has no counterpart for {algorithm}; it means {others}", key=name)
+        value = value_here(name, applying[0], settings[name], name, n_envs)
+        yield [name], {} if value is NOT_SET else {applying[0].setting: value}
+
+
+def _network(settings: Mapping[str, Any], policy: Any, algorithm: str, *, has_values: bool) -> dict[str, Any]:
+    """Return what names mean together that describe a network, as `policy_kwargs.NAME` and `frame_stack`.
+
+    The layers in `policy_kwargs` become those of the features extractor. `has_values`: whether the algorithm has a
+    value function beside its actor.
+    """
+    switches = {name: require(name, settings[name], bool) for name in PARTS["network"] if name in settings}
+    name = next((name for name, value in switches.items() if value), None)
+    if name is None:
+        return {}
+    given = settings.get("policy_kwargs")
+    network = given if isinstance(given, Mapping) else {}
+    fault, is_shared = "", name == "vf_share_layers"
+    if is_shared and not has_values:
+        fault = f"RLlib's {name} has no counterpart for {algorithm}, which has no value function of states"
+    elif is_shared and isinstance(policy, str) and policy.startswith(("Cnn", "MultiInput")):
+        fault = f"{name} is true with {policy}, whose features extractor is shared already; accepted: false"
+    elif "features_extractor_class" in network:
+        fault = f"{name} and policy_kwargs.features_extractor_class are both given; accepted: one of them"
+    elif isinstance(widths := network.get("net_arch"), Mapping):
+        fault = f"{name} takes the layers of fcnet_hiddens, which are {shown(widths)}; accepted: one list"
+    if fault:
+        raise ConfigError(fault, key=name)
+    layers = {each: network[each] for each in ("net_arch", "activation_fn") if network.get(each) is not None}
+    found: dict[str, Any] = {"features_extractor_class": "mlp", "features_extractor_kwargs": layers}
+    if not is_shared:
+        own = {NAMES[each][0].argument: settings.get(each, NAMES[each][0].default) for each in PARTS["attention"]}
+        own["positions"] = "sinusoidal"
+        found = dict(zip(found, ("attention", {**own, **(layers if "net_arch" in layers else {})}), strict=True))
+    if is_shared or "net_arch" in layers:
+        found["net_arch"] = []
+    in_network = {f"policy_kwargs.{entry}": value for entry, value in found.items()}
+    return in_network if is_shared else {**in_network, "frame_stack": _frames(settings)}
+
+
+def _frames(settings: Mapping[str, Any]) -> int:
+    """Return the number of frames that are the present observation and those that RLlib's transformer remembers."""
+    given = {name: settings.get(name, NAMES[name][0].default) for name in PARTS["frames"]}
+    acting, learning = (require(name, value, Count) for name, value in given.items())
+    if acting != learning or acting == 0:
+        named = " and ".join(f"{name} {value}" for name, value in given.items())
+        words = "accepted: the same number, of at least 1: policies act and learn with the same frames"
+        key = next(name for name in given if name in settings)
+        raise ConfigError(f"RLlib's {named} (by default 50); {words}", key=key)
+    return int(acting) + 1
+
+
+# --- Metrics ---------------------------------------------------------------------------------------------------------
+
+
+# What begins the name of a metric of one policy, in RLlib's new and former API stack.
+_OF_POLICY = re.compile(r"^(?:info/learner|learners)/(?!__all_modules__)[^/]+/(?:learner_stats/)?")
+
+
+def metric_here(name: str) -> str:
+    """Say what another library's name of a metric is here; "" if it is unknown."""
+    own = _OF_POLICY.sub("learners/POLICY/", name)
+    known = INSTEAD["metric"].items()
+    said = (said for each, said in known if own == each or (each[-1] == "/" and f"{own}/".startswith(each)))
+    return next(said, f"it is {own} here; see {PAGE}" if name.startswith("info/learner/") else "")
+
+
+def require_logged(name: str, known: Collection[str], key: str = "stop") -> None:
+    """Refuse an unknown metric, as `require_metric` does; says what another library's name of one is here."""
+    if name not in known and (meant := metric_here(str(name))):
+        raise ConfigError(f"unknown metric {name!r}; {meant}", key=key)
+    require_metric(name, known, key)
+
+
 # --- At the door of the core -----------------------------------------------------------------------------------------
 
 
-class RLlibNames:
-    """RLlib's names, and the other names that settings of policies have in files; see `marl_sb3.doors.Dialect`."""
+class OtherNames:
+    """The names of RLlib, SB3, rl-baselines3-zoo and PettingZoo; see `marl_sb3.doors.Dialect`."""
 
     def translated(self, spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
         """See `Dialect.translated`; what some of RLlib's names mean depends on the algorithm or on `n_envs`."""
@@ -237,10 +422,15 @@ class RLlibNames:
         return settings
 
     def explain(self, name: str) -> str | None:
-        """See `Dialect.explain`."""
-        if name in NO_COUNTERPART:
-            return no_counterpart(name)
+        """See `Dialect.explain`; SB3's `load` has arguments that are no settings."""
+        if name in INSTEAD["load"]:
+            return f"{name!r} is an argument of SB3's load: {INSTEAD['load'][name]}"
+        if is_noise(name):
+            words = "is a key of rl-baselines3-zoo, for files, --set and MultiAgentAlgorithm"
+            return f"{name!r} {words}; accepted here: action_noise={{'normal': 0.1}}"
         canonical = canonical_name(name)
+        if message := no_counterpart(name):
+            return message
         if canonical == name and not is_of_rllib(name):
             return None
         means = "is a name of RLlib" if canonical == name else f"means {canonical}"
@@ -248,51 +438,17 @@ class RLlibNames:
 
     def names_of(self, setting: str) -> str | None:
         """See `Dialect.names_of`."""
-        return explanation(setting)
+        names = [name for name, means in RENAMED.items() if means.setting == setting]
+        return f"RLlib's {' and '.join(names)}" if names else None
 
     def method(self, name: str, of: str) -> str | None:
-        """See `Dialect.method`; refers to the page for users of RLlib."""
-        if of == "algo":
-            name = re.sub(r"^contrib/|[-_]|(trainer|config)$", "", name.lower())
-            known = canonical_algorithm(name)
-            meant = f"set algo={known}" if known in built_in() else METHODS[of].get(name)
-            return meant and f"it is one of RLlib's; {meant}; see {PAGE}"
-        instead = METHODS.get(of, {}).get(name)
-        return instead and f"{instead}; see {PAGE}"
+        """See `Dialect.method`."""
+        if of != "algo":
+            return INSTEAD.get(of, {}).get(name)
+        name = re.sub(r"^contrib/|[-_]|(trainer|config)$", "", name.lower())
+        known = canonical_algorithm(name)
+        meant = f"set algo={known}; see {PAGE}" if known in built_in() else INSTEAD[of].get(name)
+        return meant and f"it is one of RLlib's; {meant}"
 
 
-class ZooNames:
-    """The keys of rl-baselines3-zoo for noise, and its texts of `dict(...)`; see `marl_sb3.doors.Dialect`."""
-
-    def translated(self, spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
-        """See `Dialect.translated`."""
-        settings: dict[str, Any] = {}
-        written: dict[str, str] = {}
-        for key, value in given.items():
-            for _, name, own in action_noise(key, given) if is_noise(key) else [(key, key, value)]:
-                if name in settings:
-                    raise given_twice(name, written[name], key)
-                settings[name] = parse_literal(name, own) if name in _TEXTS and isinstance(own, str) else own
-                written[name] = key
-        return settings
-
-    def explain(self, name: str) -> str | None:
-        """See `Dialect.explain`; SB3's `load` has arguments that are no settings."""
-        if name in OF_LOAD:
-            return f"{name!r} is an argument of SB3's load: {OF_LOAD[name]}"
-        if not is_noise(name):
-            return None
-        words = "is a key of rl-baselines3-zoo, for files, --set and MultiAgentAlgorithm"
-        return f"{name!r} {words}; accepted here: action_noise={{'normal': 0.1}}"
-
-    def names_of(self, setting: str) -> str | None:
-        """See `Dialect.names_of`; its names of SB3's arguments are SB3's."""
-        return None
-
-    def method(self, name: str, of: str) -> str | None:
-        """See `Dialect.method`; they are SB3's, and PettingZoo's."""
-        return OF_SB3.get(of, {}).get(name)
-
-
-RLLIB: Dialect = RLlibNames()
-ZOO: Dialect = ZooNames()
+OTHER_NAMES = OtherNames()

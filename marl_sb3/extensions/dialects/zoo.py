@@ -10,22 +10,20 @@ from typing import Any
 
 from marl_sb3.core.config import CLASSES
 from marl_sb3.errors import ConfigError, shown
+from marl_sb3.extensions.dialects.table import TABLES
 
 # --- Literals such as dict(net_arch=[64, 64], activation_fn=nn.ReLU), which are read without evaluating them ---------
 
 
-_PREFIXES = {"torch.nn": ("nn", "th.nn", "torch.nn"), "torch.optim": ("optim", "th.optim", "torch.optim")}
-
-
-def _written(place: str) -> list[str]:
-    """The ways in which Python code writes a class: `nn.ReLU`, `torch.nn.ReLU`; the class alone where it is SB3's."""
-    module, _, cls = place.partition(":")
-    return [f"{prefix}.{cls}" for prefix in _PREFIXES[module]] if module in _PREFIXES else [cls]
-
-
-# Entry -> a class as Python code writes it -> its name here.
+_PREFIXES = {"torch.nn": ("nn.", "th.nn.", "torch.nn."), "torch.optim": ("optim.", "th.optim.", "torch.optim.")}
+# Entry -> a class as Python code writes it, such as `nn.ReLU`, the class alone where it is SB3's -> its name here.
 IN_PYTHON: Mapping[str, Mapping[str, str]] = {
-    entry: {text: name for name, place in names.items() for text in _written(place)} for entry, names in CLASSES.items()
+    entry: {
+        f"{prefix}{place.partition(':')[2]}": name
+        for name, place in names.items()
+        for prefix in _PREFIXES.get(place.partition(":")[0], [""])
+    }
+    for entry, names in CLASSES.items()
 }
 
 _LONGEST = 4_000  # characters of a text; Python's own parser fails on what is nested very deeply
@@ -46,33 +44,23 @@ def parse_literal(key: str, text: str) -> dict[str, Any]:
     Raises:
         ConfigError: it is something else; nothing in it is evaluated or imported.
     """
-    value = node = None
+    part = None  # of the text that is no literal
     try:
-        value = _literal(_parsed(text))
-    except (_NotLiteralError, RecursionError) as error:
-        node = getattr(error, "node", None)
-    if isinstance(value, dict):
-        return value
-    part = ast.get_source_segment(text.strip(), node) if node else None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the compiler, on style
+            value = _literal(ast.parse(text.strip() if len(text) <= _LONGEST else "", mode="eval").body)
+        if isinstance(value, dict):
+            return value
+    except _NotLiteralError as error:
+        part = ast.get_source_segment(text.strip(), error.args[0])
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        pass  # it is no expression
     named = f", with {shown(part, _SHOWN_TEXT)}" if part and part != text.strip() else ""
     raise ConfigError(f"{key} is {shown(text, _SHOWN_TEXT)}{named}; accepted: {_ACCEPTED}", key=key)
 
 
 class _NotLiteralError(Exception):
-    """A part of a text is not a literal."""
-
-    def __init__(self, node: ast.expr | None = None) -> None:
-        super().__init__()
-        self.node = node  # that part; None: the text is not a Python expression
-
-
-def _parsed(text: str) -> ast.expr:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the compiler, on style
-            return ast.parse(text.strip() if len(text) <= _LONGEST else "", mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise _NotLiteralError from None
+    """A part of a text, the argument, is not a literal."""
 
 
 def _literal(node: ast.expr) -> Any:
@@ -98,28 +86,11 @@ def _literal(node: ast.expr) -> Any:
 # Sections for envs without a section.
 DEFAULT, ATARI = "default", "atari"
 _ATARI_ID = re.compile(r"^(ALE|atari)/|NoFrameskip-v\d+$|Deterministic-v\d+$")
-
-
-# Keys that are not supported -> what they switch on.
-KEYS: Mapping[str, str] = {
-    "vec_env_wrapper": "wrappers around the vectorized env, named by their Python classes",
-    "callback": "callbacks named by their Python classes; pass marl_sb3.train(callback=[...])",
-    "monitor_kwargs": "arguments of SB3's Monitor",
-}
+KEYS: Mapping[str, str] = TABLES["zoo"]["unsupported"]  # keys that are not supported -> what they switch on
 _OFF: tuple[Any, ...] = (None, "", [], {}, False)  # values that switch them off
-
-
-# VecNormalize's arguments -> settings.
-_NORMALIZE: Mapping[str, str] = {
-    "norm_obs": "processing.normalize_observations",
-    "norm_reward": "processing.normalize_rewards",
-    "norm_obs_keys": "processing.normalize_keys",
-    "clip_obs": "processing.clip_observations",
-    "clip_reward": "processing.clip_normalized_rewards",
-    "epsilon": "processing.normalize_epsilon",
-}
+_NORMALIZE: Mapping[str, str] = TABLES["zoo"]["VecNormalize"]  # arguments of `VecNormalize` -> settings
+_NORMALIZE_WORDS = f"true, false or a mapping with {', '.join(_NORMALIZE)}"
 _SHOWN = 80  # characters of a value in a message
-_ALWAYS_SO = {"training": True}  # arguments that have one value here
 
 
 def translated_key(key: str, value: Any) -> dict[str, Any]:
@@ -149,12 +120,9 @@ def _normalize(key: str, value: Any) -> dict[str, Any]:
     for name, argument in arguments.items():
         if name == "gamma":
             raise ConfigError(f"{key} has gamma {argument!r}; rewards are discounted by the policy's gamma", key=key)
-        if name not in _NORMALIZE and _ALWAYS_SO.get(name) != argument:
+        if name not in _NORMALIZE and {"training": True}.get(name) != argument:
             raise ConfigError(f"{key} has {name}={shown(argument, _SHOWN)}; accepted: {_NORMALIZE_WORDS}", key=key)
     return {_NORMALIZE[name]: argument for name, argument in arguments.items() if name in _NORMALIZE}
-
-
-_NORMALIZE_WORDS = f"true, false or a mapping with {', '.join(_NORMALIZE)}"
 
 
 def section_for(env: str, sections: Mapping[Any, Any]) -> str | None:
@@ -209,69 +177,3 @@ def action_noise(written: str, given: Mapping[str, Any]) -> Iterator[tuple[str, 
         words = f"noise_type is {kind!r}, noise_std is {scale!r}; accepted: {accepted}"
         raise ConfigError(words, key=written)
     yield written, f"{of_policy}action_noise", None if name is None else {name: scale}
-
-
-# --- Names of SB3, and of PettingZoo, that are no settings ------------------------------------------------------------
-
-_ROWS = "is a MultiAgentVecEnv, whose agents act together; SB3's wrappers, EvalCallback and algorithms take"
-_WRAPPED = (
-    f"it {_ROWS} env.as_sb3_vec_env(); for MultiAgentAlgorithm, settings of a policy do the same as wrappers: "
-    "normalize_observations, normalize_rewards and frame_stack"
-)
-_SPACES = "env.groups has the agents of each space, as group.agents, observation_space and action_space"
-_SB3, _PETTINGZOO = "docs/coming_from/sb3.md", "docs/coming_from/pettingzoo.md"
-_LOOPS = (
-    "a vec env steps all agents of many envs: marl_sb3.evaluate_policies(algo, env) plays episodes, "
-    f"algo.predict({{agent: observation}}) acts in an env of PettingZoo; see {_PETTINGZOO}"
-)
-_EPISODES = f"algo.train_iteration()['env_runners'] has the returns of the latest episodes; see {_SB3}"
-_BUFFERS = (
-    "algo.save(folder) and MultiAgentAlgorithm.load(folder, env) keep the replay buffers of all policies; "
-    f"algo.policies[policy_id].save_replay_buffer(path) writes one as SB3 does; see {_SB3}"
-)
-_MONITORED = f"every training counts returns and lengths of its episodes, and run folders have progress.csv; see {_SB3}"
-_WRAPPER = f"a factory makes wrapped envs, as in make_vec_env(lambda: Wrapper(gymnasium.make(ID))); see {_SB3}"
-_PROCESSES = f"n_workers=4 steps the envs in four processes; see {_SB3}"
-# Of SB3's algorithms, `VecEnv` and `make_vec_env`, and of PettingZoo's envs: a name -> what does the same here.
-OF_SB3: Mapping[str, Mapping[str, str]] = {
-    "algorithm": {
-        "set_env": f"MultiAgentAlgorithm.load(folder, env) goes on in other envs, after algo.save(folder); see {_SB3}",
-        "set_random_seed": f"MultiAgentAlgorithm(env, seed=1) seeds envs and policies; see {_SB3}",
-        "collect_rollouts": "train_iteration() collects rollouts and updates all policies",
-        "ep_info_buffer": _EPISODES,
-        "ep_success_buffer": _EPISODES,
-        "save_replay_buffer": _BUFFERS,
-        "load_replay_buffer": _BUFFERS,
-    },
-    "env": {
-        "observation_space": _WRAPPED,
-        "action_space": _WRAPPED,
-        "env_method": "env.call(name, indices, *arguments) calls a method of the envs, range(env.num_envs) of all",
-        "get_attr": "env.call(name, indices) returns an attribute of the envs, range(env.num_envs) of all",
-        "set_attr": "env.configure(indices, name=value) changes settings of envs with a method configure(**settings) "
-        "from their next episodes on; env.call('set_wrapper_attr', indices, name, value) sets an attribute now",
-        "possible_agents": "env.agents has all agents",
-        "num_agents": "len(env.agents) is the number of agents",
-        "max_num_agents": "len(env.agents) is the number of agents",
-        "observation_spaces": _SPACES,
-        "action_spaces": _SPACES,
-        "unwrapped": "env.call(name, [0]) calls a method of env 0, or returns its attribute",
-        **dict.fromkeys(("agent_iter", "agent_selection", "last", "observe"), _LOOPS),
-        "state": "make_vec_env(..., env_state=True) lets each step have env_state",
-    },
-    "make_vec_env": {
-        "monitor_dir": _MONITORED,
-        "monitor_kwargs": _MONITORED,
-        "wrapper_class": _WRAPPER,
-        "wrapper_kwargs": _WRAPPER,
-        "vec_env_cls": _PROCESSES,
-        "vec_env_kwargs": _PROCESSES,
-        "start_index": "seed=... gives other episodes",
-    },
-}
-# Of SB3's `load`.
-OF_LOAD: Mapping[str, str] = {
-    "custom_objects": f"settings are given by their names, as in load(folder, env, learning_rate=1e-4); see {_SB3}",
-    "print_system_info": f"stable_baselines3.common.utils.get_system_info() prints the versions; see {_SB3}",
-    "force_reset": f"the episodes of the checkpoint go on, or new ones begin in another number of envs; see {_SB3}",
-}

@@ -42,9 +42,9 @@ class Case(NamedTuple):
 
 
 DIALECTS_TESTED = {
-    "rllib": Case(DIALECTS["rllib"], "ppo", {"lr": 0.5}, {"learning_rate": 0.5}, {"learning_rate": 0.5}),
+    "rllib": Case(DIALECTS["other libraries"], "ppo", {"lr": 0.5}, {"learning_rate": 0.5}, {"learning_rate": 0.5}),
     "zoo": Case(
-        DIALECTS["zoo"],
+        DIALECTS["other libraries"],
         "sac",
         {"noise_type": "normal", "noise_std": 0.5},
         {"action_noise": {"normal": 0.5}},

@@ -12,18 +12,10 @@ import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.learners import policy_specs
 from marl_sb3.core.sb3 import Progress
-from marl_sb3.extensions.dialects import NETWORK, canonical_name
-from marl_sb3.extensions.dialects.names import FLAT_NAMES
-from marl_sb3.extensions.dialects.rllib import is_of_rllib, unnested
-from marl_sb3.extensions.dialects.rllib_names import (
-    ALWAYS,
-    DEPENDENT,
-    ENVS_PER_RUNNER,
-    NESTED,
-    NO_COUNTERPART,
-    RENAMED,
-    RUNNERS,
-)
+from marl_sb3.extensions.dialects import NAMES, canonical_name
+from marl_sb3.extensions.dialects.names import FLAT_NAMES, is_of_rllib, unnested
+from marl_sb3.extensions.dialects.table import NESTED, PARTS, RENAMED
+from marl_sb3.extensions.dialects.table import TABLES as NAMED
 from marl_sb3.extensions.fast import ALGORITHMS as INFOS
 from marl_sb3.runs import ACCEPTED, load_config, value_of
 from marl_sb3.tools.tuning.space import parse_space
@@ -72,6 +64,7 @@ FIELD_VALUES: dict[str, tuple[Any, str, Any]] = {
     "max_num_env_runner_restarts": (7, "max_worker_restarts", 7),
     "evaluation_config": ({"explore": False}, "evaluation.deterministic", True),
 }
+ALWAYS: dict[str, tuple[list[Any], str]] = NAMED["always"]
 ALGORITHMS = (stable_baselines3.PPO, stable_baselines3.A2C, stable_baselines3.SAC, marl_sb3.RecurrentDQN)
 TABLES = {info.class_name: info.kinds for info in INFOS.values()}
 OWN_NAMES = {*ACCEPTED, *FLAT_NAMES, *(name for table in TABLES.values() for name in table)}
@@ -85,9 +78,9 @@ def sources(given: dict[str, Any], folder: Path) -> list[Any]:
 
 
 def test_no_name_is_in_two_tables_or_means_something_else() -> None:
-    tables = (RENAMED, DEPENDENT, NETWORK, ALWAYS, NO_COUNTERPART, NESTED, RUNNERS, ENVS_PER_RUNNER)
-    names = [name for table in tables for name in table]
-    assert len(names) == len({*names}) > 350
+    settings = [name for names in NAMED["settings"] for name in names.split(", ")]
+    names = [*settings, *ALWAYS, *(name for reason in NAMED["no counterpart"].values() for name in reason), *NESTED]
+    assert len(names) == len({*names}) == len(NAMES) + len(NESTED) > 350
     assert not OWN_NAMES.intersection(names)
     assert {*RENAMED_VALUES, *FIELD_VALUES} == {*RENAMED}
 
@@ -141,21 +134,23 @@ def test_a_renamed_setting_of_the_run_is_the_same_everywhere(name: str, tmp_path
 
 @pytest.mark.parametrize("name", ALWAYS)
 def test_what_is_always_so_needs_no_setting_and_all_else_is_refused(name: str, tmp_path: Path) -> None:
-    for value in ALWAYS[name].values:
+    values, why = ALWAYS[name]
+    for value in values:
         for load in sources({name: value}, tmp_path):
             assert load() == load_config("e")
         assert policy_specs("shared", ["shared"], {name: value}, 1)["shared"].hyperparameters == {}
     for load in (*sources({name: "other"}, tmp_path), lambda: policy_specs("shared", ["p"], {name: "other"}, 1)):
         with pytest.raises(ConfigError, match=rf"RLlib's {name} is 'other'; accepted: .*; ") as caught:
             load()
-        assert ALWAYS[name].why in str(caught.value)
+        assert why in str(caught.value)
 
 
 def test_a_name_without_counterpart_is_refused_with_the_reason(tmp_path: Path) -> None:
-    for name, reason in NO_COUNTERPART.items():
-        with pytest.raises(ConfigError) as caught:
-            list(unnested(name, 1))
-        assert str(caught.value) == f"RLlib's {name} has no counterpart here; {reason}"
+    for reason, names in NAMED["no counterpart"].items():
+        for name in names:
+            with pytest.raises(ConfigError) as caught:
+                list(unnested(name, 1))
+            assert str(caught.value) == f"RLlib's {name} has no counterpart here; {reason}"
     for load in (*sources({"vtrace": True}, tmp_path), lambda: policy_specs("shared", ["p"], {"vtrace": True}, 1)):
         with pytest.raises(ConfigError, match="RLlib's vtrace has no counterpart here; updates are synchron"):
             load()
@@ -217,7 +212,7 @@ def test_names_that_depend_on_the_algorithm_mean_its_setting(
 ) -> None:
     for load in sources({"algo": algo, **given}, tmp_path):
         assert load().hyperparameters == expected
-    of_one = {name: value for name, value in given.items() if name not in ENVS_PER_RUNNER}
+    of_one = {name: value for name, value in given.items() if name not in PARTS["envs of a runner"]}
     if of_one == given:
         config = load_config("e", settings={"p.algo": algo, **{f"p.{name}": value for name, value in given.items()}})
         assert config.own_settings["p"] == {"algo": algo, **expected}

@@ -19,11 +19,14 @@ from marl_sb3.core.config import algorithm_info, built_in, canonical_algorithm
 from marl_sb3.core.envs import env_factory
 from marl_sb3.core.metrics import flatten
 from marl_sb3.core.training import accepted_callbacks
-from marl_sb3.extensions.dialects import METHODS, metric_here, require_logged
-from marl_sb3.extensions.dialects.rllib_names import METRICS
+from marl_sb3.extensions.dialects import INSTEAD, metric_here, require_logged
 from marl_sb3.runs import Run
 
 PAGE = "see docs/coming_from/rllib.md"
+METHODS = {
+    of: {name: said.removesuffix(f"; {PAGE}") for name, said in names.items() if said.endswith(PAGE)}
+    for of, names in INSTEAD.items()
+}
 
 ALGORITHM = """add_module add_policy callbacks cleanup compute_actions compute_single_action config
 default_resource_request env_creator env_runner env_runner_group env_to_module_connector eval_env_runner
@@ -273,7 +276,11 @@ def test_a_result_of_rllib_has_the_same_name_or_its_name_here(algorithm: MultiAg
         with pytest.raises(ConfigError, match=rf"unknown metric '{re.escape(name)}'; it is .* here.*; {PAGE}"):
             require_logged(name, known)
     ours = {name.replace("/agent1", "/AGENT").replace("/shared", "/POLICY") for name in known}
-    named = {said.split()[2] for said in METRICS.values()} - {"no", "learners/POLICY/ent_coef", "learners/POLICY/NAME"}
+    named = {said.split()[2] for said in INSTEAD["metric"].values()} - {
+        "no",
+        "learners/POLICY/ent_coef",
+        "learners/POLICY/NAME",
+    }
     sometimes = ("evaluation/", "fault_", "env_runners/custom")  # with evaluations, workers, metrics of the env
     assert {name for name in named if not name.startswith(sometimes)} - ours == set()
     assert metric_here("rollout/ep_rew_mean") == "it is env_runners/episode_return_mean here"  # SB3's
