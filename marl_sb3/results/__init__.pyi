@@ -18,7 +18,7 @@ from .exchange import marl_eval_data as marl_eval_data
 from .exchange import write_marl_eval as write_marl_eval
 from .health import LEAST_ITERATIONS as LEAST_ITERATIONS
 from .health import Column as Column
-from .health import Finding as Finding
+from .health import Problem as Problem
 from .health import by_agent as by_agent
 from .health import find_problems as find_problems
 from .health import hints as hints

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from stable_baselines3.common.callbacks import BaseCallback
 
-    from marl_sb3.results import Finding
+    from marl_sb3.results import Problem
     from marl_sb3.runs.jobs import SeedRun, SeedRuns
     from marl_sb3.runs.run import Run
     from marl_sb3.runs.schema import TrainConfig
@@ -165,7 +165,7 @@ def _what_looks_wrong(run: Run) -> list[str]:
     return hints(findings, f"python -m marl_sb3.report {shlex.quote(str(run.files.shown))}")
 
 
-def _problems(folder: Path, config: TrainConfig) -> list[Finding]:
+def _problems(folder: Path, config: TrainConfig) -> list[Problem]:
     try:
         logged = read_run(folder)
     except ConfigError:  # somebody has changed the folder meanwhile

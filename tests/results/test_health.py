@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marl_sb3.results import LEAST_ITERATIONS, Finding, find_problems, hints, policies_in
+from marl_sb3.results import LEAST_ITERATIONS, Problem, find_problems, hints, policies_in
 
 # Every n-th iteration of whole trainings with the presets, seed 1.
 HEALTHY = json.loads((Path(__file__).parent / "healthy_runs.json").read_text())
@@ -192,6 +192,6 @@ def test_every_finding_says_what_it_means_what_to_do_and_what_is_usual() -> None
         "3 hints more, and what they may mean: report runs/a",
     ]
     for finding in findings:
-        assert isinstance(finding, Finding)
+        assert isinstance(finding, Problem)
         assert min(len(finding.meaning), len(finding.remedy), len(finding.usual)) > 3
         assert finding.metric in every

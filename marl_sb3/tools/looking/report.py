@@ -38,8 +38,8 @@ from marl_sb3.results import (
     Column,
     Curve,
     Figure,
-    Finding,
     Panel,
+    Problem,
     RunRecord,
     by_agent,
     draw_up,
@@ -96,7 +96,7 @@ class RunData:
         return cls(folder, RunFolder(folder).read_config(env, makes_env=False), read_run(folder))
 
     @cached_property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[Problem]:
         """What looks wrong in it."""
         return find_problems(self.record.columns, begins_trained=self.config.init_from is not None)
 
@@ -341,13 +341,13 @@ def _hints(run: RunData) -> list[Html]:
     return [note(f"Nothing looks wrong.{few}")]
 
 
-def _card(finding: Finding) -> Html:
-    seen = f"{finding.metric} is {short(finding.value)}; usual: {finding.usual}."
-    source = f" ({finding.source})" if finding.source else ""
+def _card(problem: Problem) -> Html:
+    seen = f"{problem.metric} is {short(problem.value)}; usual: {problem.usual}."
+    source = f" ({problem.source})" if problem.source else ""
     return Html(
-        f'<div class="hint"><strong>{words(finding.subject)}: {words(finding.title)}</strong>'
-        f"<p>{words(seen)}</p><p>{prose(finding.meaning)}</p>"
-        f"<p>Try: {prose(finding.remedy)}<small>{words(source)}</small></p></div>"
+        f'<div class="hint"><strong>{words(problem.subject)}: {words(problem.title)}</strong>'
+        f"<p>{words(seen)}</p><p>{prose(problem.meaning)}</p>"
+        f"<p>Try: {prose(problem.remedy)}<small>{words(source)}</small></p></div>"
     )
 
 
