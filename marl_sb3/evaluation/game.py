@@ -83,7 +83,7 @@ class GamePlan:
 
 
 class Game:
-    """An env and the policies that play it. Episodes of a seed are those of evaluations with the same seed and one env.
+    """An env and the policies that play in it. With the same seed, its episodes are those of an evaluation in one env.
 
     Args:
         plan: what is played.

@@ -44,9 +44,9 @@ def save_policies(run: Run, policies: PolicyByAgent | None = None) -> dict[Polic
 
 
 def save_policies_of_complete(run: Run) -> dict[PolicyID, Path]:
-    """Save the policies of a run that has its last checkpoint: of the one that `evaluate` and `export` take, too.
+    """Save the policies of a run whose last checkpoint is written: those that `evaluate` and `export` take.
 
-    If this fails, the error says how to save them later.
+    They may be those of an earlier checkpoint, which is better. If saving fails, the error says how to do it later.
     """
     try:
         name, run.checkpoint_why = run.files.checkpoints.choose() or (run.checkpoint, "")

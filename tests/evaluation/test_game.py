@@ -16,7 +16,17 @@ from films import frames_of_gif
 from live_envs import made, small_run
 
 from marl_sb3.errors import ConfigError, MarlSb3Error
-from marl_sb3.evaluation import Command, Film, Game, Moment, Player, Stage, View, ViewerLeftError, play_episodes
+from marl_sb3.evaluation import (
+    Film,
+    Game,
+    GameSession,
+    Moment,
+    Stage,
+    View,
+    ViewerCommand,
+    ViewerLeftError,
+    play_episodes,
+)
 from marl_sb3.runs import SavedRun, make_envs
 
 
@@ -154,7 +164,7 @@ def test_thrust_is_kept_until_it_changes(runs: Callable[..., SavedRun]) -> None:
 
 # --- The player ------------------------------------------------------------------------------------------------------
 
-Script = Callable[["ScriptedStage"], Generator[Command | None]]
+Script = Callable[["ScriptedStage"], Generator[ViewerCommand | None]]
 
 
 class ScriptedStage(Stage):
@@ -179,9 +189,9 @@ class ScriptedStage(Stage):
         self.moments.append((round(self.now_s, 2), moment))
         self.view = view or self.view
 
-    def next_command(self, timeout_s: float | None) -> Command | None:
-        command = next(self._script, Command("play", agent="leaves"))
-        if command == Command("play", agent="leaves"):
+    def next_command(self, timeout_s: float | None) -> ViewerCommand | None:
+        command = next(self._script, ViewerCommand("play", agent="leaves"))
+        if command == ViewerCommand("play", agent="leaves"):
             raise ViewerLeftError("left")
         if command is None:
             assert timeout_s is not None, "it waits for a command"
@@ -198,11 +208,11 @@ class ScriptedStage(Stage):
         self.films.append(film)
 
 
-def played(run: SavedRun, script: Script, player: list[Player] | None = None) -> ScriptedStage:
+def played(run: SavedRun, script: Script, player: list[GameSession] | None = None) -> ScriptedStage:
     """Play until the script ends; `player` gets the player before."""
     with closing(made(run)) as game:
         stage = ScriptedStage(script)
-        playing = Player(game, stage, 10.0, clock=lambda: stage.now_s)
+        playing = GameSession(game, stage, 10.0, clock=lambda: stage.now_s)
         if player is not None:
             player.append(playing)
         playing.play()
@@ -215,9 +225,9 @@ def wait(steps: int) -> Iterator[None]:
 
 
 def test_steps_come_at_their_pace_and_the_end_of_an_episode_is_shown_longer(arena: SavedRun) -> None:
-    def script(_: ScriptedStage) -> Generator[Command | None]:
+    def script(_: ScriptedStage) -> Generator[ViewerCommand | None]:
         yield from wait(17)
-        yield Command("pace", steps_per_s=20)
+        yield ViewerCommand("pace", steps_per_s=20)
         yield from wait(2)
 
     found = [(at, moment.episode, moment.step) for at, moment in played(arena, script).moments]
@@ -226,30 +236,30 @@ def test_steps_come_at_their_pace_and_the_end_of_an_episode_is_shown_longer(aren
 
 
 def test_steps_that_come_too_fast_to_be_seen_are_not_shown(arena: SavedRun) -> None:
-    def script(_: ScriptedStage) -> Generator[Command | None]:
-        yield Command("pace", steps_per_s=100)
+    def script(_: ScriptedStage) -> Generator[ViewerCommand | None]:
+        yield ViewerCommand("pace", steps_per_s=100)
         yield from wait(9)
 
     assert [moment.step for _, moment in played(arena, script).moments] == [0, 0, 4, 8]
 
 
 def test_a_viewer_pauses_steps_and_begins_anew(arena: SavedRun) -> None:
-    def script(stage: ScriptedStage) -> Generator[Command | None]:
+    def script(stage: ScriptedStage) -> Generator[ViewerCommand | None]:
         yield from wait(2)
-        yield Command("pause")
+        yield ViewerCommand("pause")
         assert (stage.moment.playing, stage.moment.step) == (False, 2)
-        yield Command("step")
+        yield ViewerCommand("step")
         assert stage.moment.step == 3
-        yield Command("begin", seed=5, deterministic=False, checkpoint="latest")
+        yield ViewerCommand("begin", seed=5, deterministic=False, checkpoint="latest")
         anew = stage.moment
         assert (anew.seed, anew.episode, anew.step, anew.playing) == (5, 1, 0, False)
         assert stage.view is not None
         assert stage.view.scene is not None
         assert stage.view.scene["cells"] == [0, 99]
-        yield Command("begin", checkpoint="4711")
+        yield ViewerCommand("begin", checkpoint="4711")
         assert "4711" in stage.problems[0]
         assert stage.moment.seed == 5
-        yield Command("play")
+        yield ViewerCommand("play")
         yield None
         assert stage.moment.step == 1
 
@@ -257,21 +267,21 @@ def test_a_viewer_pauses_steps_and_begins_anew(arena: SavedRun) -> None:
 
 
 def test_the_env_waits_for_a_person_and_shows_the_end_of_an_episode(arena: SavedRun) -> None:
-    def script(stage: ScriptedStage) -> Generator[Command | None]:
-        yield Command("take", agent="agent1")
+    def script(stage: ScriptedStage) -> Generator[ViewerCommand | None]:
+        yield ViewerCommand("take", agent="agent1")
         assert stage.moment.awaited == ["agent1"]
-        yield Command("step")
+        yield ViewerCommand("step")
         assert stage.problems == ["agent1: choose an action "]
-        yield Command("play")
+        yield ViewerCommand("play")
         for step in range(1, 16):
-            yield Command("act", agent="agent1", action=1)
+            yield ViewerCommand("act", agent="agent1", action=1)
             assert stage.moment.awaited == []
             yield None
             assert (stage.moment.step, stage.moment.awaited) == (step, ["agent1"] * (step < 15))
         assert (stage.now_s, stage.moment.is_over, stage.moment.insight) == (0.0, True, None)
         yield None
         assert (stage.now_s, stage.moment.episode, stage.moment.awaited) == (5.0, 2, ["agent1"])
-        yield Command("release", agent="agent1")
+        yield ViewerCommand("release", agent="agent1")
         yield None
         assert (stage.moment.step, stage.moment.taken) == (1, [])
 
@@ -279,12 +289,12 @@ def test_the_env_waits_for_a_person_and_shows_the_end_of_an_episode(arena: Saved
 
 
 def test_a_viewer_gets_a_film_with_a_frame_of_each_step(arena: SavedRun) -> None:
-    player: list[Player] = []
+    player: list[GameSession] = []
 
-    def script(stage: ScriptedStage) -> Generator[Command | None]:
-        yield Command("film")
+    def script(stage: ScriptedStage) -> Generator[ViewerCommand | None]:
+        yield ViewerCommand("film")
         yield from wait(4)
-        yield Command("film", on=False)
+        yield ViewerCommand("film", on=False)
         (film,) = stage.films
         assert len(frames_of_gif(player[0].films[film.name])[0]) == film.frames == 4
 
@@ -293,7 +303,7 @@ def test_a_viewer_gets_a_film_with_a_frame_of_each_step(arena: SavedRun) -> None
 
 
 def test_pictures_are_those_of_their_steps(runs: Callable[..., SavedRun]) -> None:
-    def script(stage: ScriptedStage) -> Generator[Command | None]:
+    def script(stage: ScriptedStage) -> Generator[ViewerCommand | None]:
         for step in [*range(6), 6, 0, 1]:
             assert stage.view is not None
             assert stage.view.image is not None
@@ -305,18 +315,18 @@ def test_pictures_are_those_of_their_steps(runs: Callable[..., SavedRun]) -> Non
 
 @pytest.mark.parametrize(("name", "why"), [("Undrawn", "the env has none"), ("Failing", "ZeroDivisionError: no light")])
 def test_an_env_without_pictures_is_played_and_says_why(runs: Callable[..., SavedRun], name: str, why: str) -> None:
-    def script(stage: ScriptedStage) -> Generator[Command | None]:
+    def script(stage: ScriptedStage) -> Generator[ViewerCommand | None]:
         yield from wait(6)
         assert stage.moment.is_over
         assert why in stage.moment.why_not_drawn
         assert 3 <= stage.moment.returns["agent"] <= 6
-        yield Command("film")
+        yield ViewerCommand("film")
         assert why in stage.problems[0]
 
     played(runs(f"live_envs:{name}"), script)
 
 
-DOES = get_args(get_type_hints(Command)["do"])
+DOES = get_args(get_type_hints(ViewerCommand)["do"])
 AGENTS = ("agent1", "agent2", "pursuer_0", "nobody", "", "x" * 999, "\u2028", None, 0, ["agent1"], {})
 ODD: tuple[Any, ...] = (None, True, False, 0, 1, 3, -1, 4, 0.5, -0.0, 1e308, -1e308, 2**53, 2**64, 10**400, math.nan)
 ODD += (math.inf, "", "1", "latest", "best", "../..", "0" * 50, {}, {"a": 1}, [], [0], [0.5, -1], [1e308] * 2, [[1]])
@@ -341,15 +351,15 @@ def odd_command(rng: random.Random) -> str:
 def test_no_command_ends_a_game(env: str, n: int, runs: Callable[..., SavedRun]) -> None:
     rng, refused = random.Random(n), []
 
-    def script(stage: ScriptedStage) -> Generator[Command | None]:
+    def script(stage: ScriptedStage) -> Generator[ViewerCommand | None]:
         for _ in range(n):
             try:
-                yield msgspec.json.decode(odd_command(rng), type=Command)
+                yield msgspec.json.decode(odd_command(rng), type=ViewerCommand)
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                 refused.append(error)
             if stage.moment.playing and not stage.moment.awaited:
                 yield None
-        yield Command("begin", seed=5)
+        yield ViewerCommand("begin", seed=5)
         assert stage.moment.seed == 5
 
     steps = {"arena": "max_timesteps", "waterworld": "max_cycles"}

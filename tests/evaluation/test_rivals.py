@@ -20,7 +20,7 @@ from turn_env import TurnEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, HookError, PolicySpec, combine_policies, make_vec_env
-from marl_sb3.evaluation import Command, Game, GamePlan, Player, Rival, play_episodes, view_if_drawn
+from marl_sb3.evaluation import Game, GamePlan, GameSession, Rival, ViewerCommand, play_episodes, view_if_drawn
 
 OPEN = partial(ZeroSum, masked=False)
 
@@ -287,25 +287,25 @@ def test_a_viewer_whose_first_rival_fails_is_told_and_chooses_another() -> None:
     def script(stage: Any) -> Iterator[Any]:
         assert "opponent 'no_such:Thing': cannot import 'no_such'" in stage.problems[0]
         assert stage.moment.against == ""
-        yield Command("begin", against="nobody")
+        yield ViewerCommand("begin", against="nobody")
         assert "unknown opponent 'nobody'; accepted: them" in stage.problems[1]
-        yield Command("begin", swaps=False)
+        yield ViewerCommand("begin", swaps=False)
         assert len(stage.problems) == 3
 
     with game(always(US), "no_such:Thing", against="them") as playing:
         stage = ScriptedStage(script)
-        Player(playing, stage, 10.0, clock=lambda: stage.now_s).play()
+        GameSession(playing, stage, 10.0, clock=lambda: stage.now_s).play()
         assert len(stage.problems) == 3
 
 
 def test_a_viewer_whose_rival_fails_plays_on_against_another() -> None:
     def script(stage: Any) -> Iterator[Any]:
-        yield Command("begin", against="them")
+        yield ViewerCommand("begin", against="them")
         LosesItsWay.left = 0
         yield None
         assert "it raised KeyError: 'map' Begin anew to go on." in stage.problems[0]
         assert not stage.moment.playing
-        yield Command("begin", against="other")
+        yield ViewerCommand("begin", against="other")
         assert stage.moment.playing
         yield None
         assert (stage.moment.against, stage.moment.step) == ("other", 1)
@@ -314,5 +314,5 @@ def test_a_viewer_whose_rival_fails_plays_on_against_another() -> None:
     with game(always(US), LosesItsWay()) as playing:
         playing.plan = replace(playing.plan, rivals=[*playing.plan.rivals, Rival("other", lambda _: "random")])
         stage = ScriptedStage(script)
-        Player(playing, stage, 10.0, clock=lambda: stage.now_s).play()
+        GameSession(playing, stage, 10.0, clock=lambda: stage.now_s).play()
         assert len(stage.problems) == 1

@@ -32,7 +32,7 @@ KNOWN = {
     "envs/compiled/originals.py": dict.fromkeys(
         ("Path(str(module.__file__)).read_bytes", "file.read_bytes"), "the source of a module that is imported"
     ),
-    "evaluation/player.py": {"self.films.pop(next(iter(self.films))).unlink": "a film of this process"},
+    "evaluation/session.py": {"self.films.pop(next(iter(self.films))).unlink": "a film of this process"},
     "extensions/data/dataset.py": {"json.loads": "what `read_bytes` has read; `damage_named` around it"},
     "extensions/data/episode_files.py": {
         "h5py.File": "an open regular file",

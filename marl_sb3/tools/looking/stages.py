@@ -17,7 +17,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.evaluation import LEAST_PER_S, MOST_PER_S, Command, Moment, Stage, View, ViewedEnv, ViewerLeftError
+from marl_sb3.evaluation import LEAST_PER_S, MOST_PER_S, Moment, Stage, View, ViewedEnv, ViewerCommand, ViewerLeftError
 from marl_sb3.extensions.display import (
     RGB,
     Canvas,
@@ -132,7 +132,7 @@ class KeyStage(Stage):
         standard_console().print(line, soft_wrap=True)
 
     @override
-    def next_command(self, timeout_s: float | None) -> Command | None:
+    def next_command(self, timeout_s: float | None) -> ViewerCommand | None:
         left_s = float("inf") if timeout_s is None else timeout_s
         while True:
             self._pressed += self.pressed(min(_POLL_S, left_s))
@@ -147,18 +147,18 @@ class KeyStage(Stage):
         """Wait for keys for at most so long; returns their names."""
         return self._keys.pressed(timeout_s)
 
-    def _meant(self, key: str) -> Command | None:
+    def _meant(self, key: str) -> ViewerCommand | None:
         meant = _COMMANDS.get(key)
         if meant == "quit":
             raise ViewerLeftError("the viewer has left")
         if meant == "pause":
-            return Command("pause" if self._moment.playing else "play")
+            return ViewerCommand("pause" if self._moment.playing else "play")
         if meant == "step":
-            return Command("step")
+            return ViewerCommand("step")
         if meant is None:
             return None
         per_s = self._moment.steps_per_s * (_FACTOR if meant == "faster" else 1 / _FACTOR)
-        return Command("pace", steps_per_s=min(MOST_PER_S, max(LEAST_PER_S, per_s)))
+        return ViewerCommand("pace", steps_per_s=min(MOST_PER_S, max(LEAST_PER_S, per_s)))
 
     @override
     def hold_s(self, moment: Moment) -> float:

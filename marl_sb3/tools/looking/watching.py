@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from marl_sb3.core.config import counted
 from marl_sb3.core.envs import EnvFactory, env_factory, make_env, takes_argument
 from marl_sb3.errors import ConfigError
-from marl_sb3.evaluation import Evaluation, Game, GamePlan, Player, ViewedEnv
+from marl_sb3.evaluation import Evaluation, Game, GamePlan, GameSession, ViewedEnv
 from marl_sb3.extensions.display import DEFAULT_FPS, Samples, samples_table, standard_console
 from marl_sb3.runs import SUM, samples_of
 from marl_sb3.tools.looking.stages import (
@@ -88,7 +88,7 @@ def watch(
     with closing(Game(plan, view)) as game, ExitStack() as cleanup:
         stage = _stage(found, render_mode, cleanup.enter_context(TerminalKeys()), title, game.viewed)
         cleanup.callback(stage.close)
-        player = Player(game, stage, fps or float(game.env.metadata.get("render_fps") or DEFAULT_FPS), n_episodes)
+        player = GameSession(game, stage, fps or float(game.env.metadata.get("render_fps") or DEFAULT_FPS), n_episodes)
         player.play()
         evaluation = Evaluation({}, tuple(player.episodes))
         policies, theirs = game.policies, game.their_checkpoint

@@ -26,16 +26,16 @@ from typing_extensions import override
 
 from marl_sb3.errors import MarlSb3Error, described
 from marl_sb3.evaluation import (
-    Command,
     Control,
     Film,
     Game,
     GamePlan,
+    GameSession,
     Moment,
-    Player,
     Rival,
     Stage,
     View,
+    ViewerCommand,
     ViewerLeftError,
     marks_of,
     view_if_drawn,
@@ -121,8 +121,8 @@ class SocketStage(Stage):
         self, run: SavedRun, send: Callable[[str | bytes], None], rivals: Sequence[Rival] = (), search: int = 0
     ) -> None:
         self._run, self._send, self._rivals, self._search = run, send, rivals, search
-        self._commands: queue.Queue[Command | None] = queue.Queue(_MOST_WAITING)
-        self._player: Player | None = None  # of the thread
+        self._commands: queue.Queue[ViewerCommand | None] = queue.Queue(_MOST_WAITING)
+        self._session: GameSession | None = None  # of the thread
         self._thread = Thread(target=self._play, name="live episode", daemon=True)
         self._ended = False
         self._busy_since_s: float | None = None  # since when no command is looked for; None: one is
@@ -137,7 +137,7 @@ class SocketStage(Stage):
         Raises:
             RequestError: it is no command, too many are waiting, or it waits for a game that stands still.
         """
-        command = read_message(text[:_MOST_CHARACTERS], Command, "not a command")
+        command = read_message(text[:_MOST_CHARACTERS], ViewerCommand, "not a command")
         try:
             self._commands.put_nowait(command)
         except queue.Full as error:
@@ -149,7 +149,7 @@ class SocketStage(Stage):
 
     def film(self, name: str) -> Path | None:
         """Return the file of a film; None if there is none of this name."""
-        return None if self._player is None else self._player.films.get(name)
+        return None if self._session is None else self._session.films.get(name)
 
     def close(self) -> None:
         """End the game, and remove the films; a game that does not end in time is left to itself."""
@@ -158,8 +158,8 @@ class SocketStage(Stage):
             self._commands.put_nowait(None)
         if self._thread.ident is not None:
             self._thread.join(_END_S)
-        if self._player is not None:
-            self._player.close()
+        if self._session is not None:
+            self._session.close()
 
     def _play(self) -> None:
         torch.set_num_threads(self._run.config.n_threads)  # PyTorch counts them for each thread
@@ -168,8 +168,8 @@ class SocketStage(Stage):
                 plan = self._plan()
                 with closing(Game(plan, partial(view_if_drawn, plan.env))) as game:
                     fps = float(game.env.metadata.get("render_fps") or DEFAULT_FPS)
-                    self._player = Player(game, self, fps / 2 if game.viewed.scene is not None else fps)
-                    self._player.play()
+                    self._session = GameSession(game, self, fps / 2 if game.viewed.scene is not None else fps)
+                    self._session.play()
             except MarlSb3Error as error:
                 self._say(Problem(str(error), is_final=True))
             except (Exception, SystemExit) as error:  # a thread would end by the latter without a word
@@ -200,7 +200,7 @@ class SocketStage(Stage):
         self._say(Hello(self._run.config.env, files.path.name, cards, numbers, rivals, seed))
 
     @override
-    def next_command(self, timeout_s: float | None) -> Command | None:
+    def next_command(self, timeout_s: float | None) -> ViewerCommand | None:
         self._busy_since_s = None
         try:
             command = self._commands.get(timeout=timeout_s)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.envs.waterworld import WaterworldEnv
-from marl_sb3.evaluation import Command, Moment, View, ViewerLeftError
+from marl_sb3.evaluation import Moment, View, ViewerCommand, ViewerLeftError
 from marl_sb3.extensions.display import Room, Scene, image_picture, scene_picture
 from marl_sb3.tools.looking import stages
 from marl_sb3.tools.looking.stages import (
@@ -188,27 +188,27 @@ def moment(**more: Any) -> Moment:
 @pytest.mark.parametrize(
     ("key", "command"),
     [
-        ("space", Command("pause")),
-        ("n", Command("step")),
-        ("+", Command("pace", steps_per_s=15.0)),
-        ("down", Command("pace", steps_per_s=10 * (1 / 1.5))),
+        ("space", ViewerCommand("pause")),
+        ("n", ViewerCommand("step")),
+        ("+", ViewerCommand("pace", steps_per_s=15.0)),
+        ("down", ViewerCommand("pace", steps_per_s=10 * (1 / 1.5))),
     ],
 )
-def test_keys_are_commands(key: str, command: Command) -> None:
+def test_keys_are_commands(key: str, command: ViewerCommand) -> None:
     assert stage_of({0.12: key}).next_command(1.0) == command
 
 
 def test_keys_depend_on_what_they_change() -> None:
-    assert stage_of({0.12: "p"}, playing=False).next_command(None) == Command("play")
-    assert stage_of({0.12: "="}, steps_per_s=900).next_command(None) == Command("pace", steps_per_s=1000)
-    assert stage_of({0.12: "-"}, steps_per_s=0.12).next_command(None) == Command("pace", steps_per_s=0.1)
+    assert stage_of({0.12: "p"}, playing=False).next_command(None) == ViewerCommand("play")
+    assert stage_of({0.12: "="}, steps_per_s=900).next_command(None) == ViewerCommand("pace", steps_per_s=1000)
+    assert stage_of({0.12: "-"}, steps_per_s=0.12).next_command(None) == ViewerCommand("pace", steps_per_s=0.1)
 
 
 def test_no_key_is_no_command_and_other_keys_mean_nothing() -> None:
     stage = stage_of({0.01: "x", 0.12: "space", 0.13: "n", 0.4: "n"})
     assert stage.next_command(0.1) is None
-    assert stage.next_command(0.1) == Command("pause")
-    assert stage.next_command(0.0) == Command("step")  # it was pressed together with the other
+    assert stage.next_command(0.1) == ViewerCommand("pause")
+    assert stage.next_command(0.0) == ViewerCommand("step")  # it was pressed together with the other
     assert stage.next_command(0.1) is None
 
 

@@ -1,4 +1,4 @@
-// The page: it sends commands to `live`, and shows the moments that come back. See marl_sb3/evaluation/player.py.
+// The page: it sends commands to `live`, and shows the moments that come back. See marl_sb3/evaluation/session.py.
 
 import { Chart, Stage, legendMark, numberText, sceneInWords } from "./draw.js";
 

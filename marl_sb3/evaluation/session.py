@@ -32,7 +32,7 @@ class ViewerLeftError(MarlSb3Error):
     """The viewer wants to see no more, or has gone."""
 
 
-class Command(Struct, forbid_unknown_fields=True):
+class ViewerCommand(Struct, forbid_unknown_fields=True):
     """What a viewer asks for: `do`, and the fields that it needs."""
 
     do: Literal["play", "pause", "step", "begin", "pace", "select", "take", "release", "act", "wait", "film"]
@@ -106,7 +106,7 @@ class Stage(ABC):
         """
 
     @abstractmethod
-    def next_command(self, timeout_s: float | None) -> Command | None:
+    def next_command(self, timeout_s: float | None) -> ViewerCommand | None:
         """Wait for a command; None if there is none within the time, which may be endless.
 
         Raises:
@@ -125,7 +125,7 @@ class Stage(ABC):
         """Say that a film can be fetched."""
 
 
-class Player:
+class GameSession:
     """Plays a game for a viewer.
 
     Args:
@@ -174,12 +174,12 @@ class Player:
     def _begin_first(self) -> MarlSb3Error | None:
         """Begin as planned; without a rival if that one fails, so that the viewer may choose another."""
         try:
-            self._begin(Command("begin"))
+            self._begin(ViewerCommand("begin"))
         except MarlSb3Error as error:
             if not self._game.plan.against:
                 raise
             try:
-                self._begin(Command("begin", against=""))
+                self._begin(ViewerCommand("begin", against=""))
             except MarlSb3Error:  # of policies that cannot play alone
                 raise error from None
             return error
@@ -290,7 +290,7 @@ class Player:
 
     # --- Commands ----------------------------------------------------------------------------------------------------
 
-    def _obey(self, command: Command) -> None:
+    def _obey(self, command: ViewerCommand) -> None:
         game, agent = self._game, command.agent
         if command.do in ("select", "take", "release", "act"):
             require_known(agent, game.controls, f"unknown agent {agent!r:.100}")
@@ -322,7 +322,7 @@ class Player:
             case "film":
                 (self._begin_film if command.on else self._finish_film)()
 
-    def _begin(self, command: Command) -> None:
+    def _begin(self, command: ViewerCommand) -> None:
         plan = self._game.plan
         alike = self._n_episodes is None and self._game.starts_alike
         seed = command.seed if alike or command.seed is not None else plan.seed
