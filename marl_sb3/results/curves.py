@@ -11,7 +11,7 @@ import numpy as np
 
 from marl_sb3.core.config import counted
 from marl_sb3.core.metrics import bootstrap_interval, interquartile_mean, mean
-from marl_sb3.errors import ConfigError, require_known
+from marl_sb3.errors import ConfigError, refuse, require_known
 from marl_sb3.results.records import AGENT_RETURNS, AGENT_STEPS, RETURN, SECONDS, STEPS, Groups, RunRecord
 from marl_sb3.types import Array
 
@@ -93,7 +93,7 @@ def draw_up(
     for name, value, known in (("axis", axis, AXES), ("statistic", statistic, STATISTICS)):
         require_known(value, known, f"{name} is {value!r}", f"--{name}")
     if smooth < 1:
-        raise ConfigError(f"smooth is {smooth}; accepted: at least 1, in iterations", key="--smooth")
+        refuse("smooth", smooth, "at least 1, in iterations", "--smooth")
     notes: list[str] = []
     panels = [_panel(groups, metric, axis, statistic, smooth, notes) for metric in metrics or _default_metrics(groups)]
     single = [label for label, records in groups.runs.items() if len(records) == 1]

@@ -19,7 +19,7 @@ import numpy as np
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.display import Html, Page, note, words
-from marl_sb3.files import named_by_user, replaced_file, write_whole
+from marl_sb3.files import named_by_user, write_whole
 from marl_sb3.results.curves import Curve, Figure, Panel, draw_up
 from marl_sb3.results.reading import read_records
 from marl_sb3.results.records import group_by_settings
@@ -53,10 +53,7 @@ def require_drawable(path: Path, formats: Sequence[str] = _FORMATS) -> None:
     """Raise ConfigError if a file's ending stands for no kind of figure, or the package for it is not installed."""
     if path.suffix.lower() not in formats:
         raise ConfigError(f"--out is {path}; accepted: a file that ends with {', '.join(formats)}", key="--out")
-    if path.suffix.lower() == ".html":
-        require_extra(path.name, "report")
-    else:
-        require_extra(path.name, "plot")
+    require_extra(path.name, "report" if path.suffix.lower() == ".html" else "plot")
 
 
 def write_figure(figure: Figure, path: Path, title: str = "") -> Path:
@@ -70,16 +67,7 @@ def write_figure(figure: Figure, path: Path, title: str = "") -> Path:
         page = Page(title or figure.title or "Learning curves")
         page.add("Learning curves", plotly_html(page, figure), note(_below(figure)))
         return page.write(path)
-    drawn = matplotlib_figure(figure, title)
-    if path.suffix.lower() == ".svg":
-        import io
-
-        text = io.StringIO()
-        drawn.savefig(text, format="svg")
-        return write_whole(path, text.getvalue())
-    with replaced_file(path) as fresh:
-        drawn.savefig(fresh, format=path.suffix.lower()[1:])
-    return path
+    return write_whole(path, _image(matplotlib_figure(figure, title), path.suffix.lower()[1:]))
 
 
 def plot_paths(
@@ -167,12 +155,12 @@ def matplotlib_figure(figure: Figure, title: str = "") -> Any:
         canvas.suptitle(title, fontsize="medium")
     if caption:
         canvas.supxlabel(text, fontsize="x-small", color="#555555")
-    canvas._repr_png_ = partial(_png, canvas)  # notebooks show figures of pyplot alone
+    canvas._repr_png_ = partial(_image, canvas)  # notebooks show figures of pyplot alone
     return canvas
 
 
-def _png(canvas: Any) -> bytes:
-    canvas.savefig(image := io.BytesIO(), format="png")
+def _image(canvas: Any, kind: str = "png") -> bytes:
+    canvas.savefig(image := io.BytesIO(), format=kind)
     return image.getvalue()
 
 

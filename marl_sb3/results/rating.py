@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, refuse
 from marl_sb3.types import Array
 
 # On Elo's scale a player with 400 more wins ten times as often as it loses.
@@ -62,7 +62,7 @@ def ratings(points: Array, at: int | None = None, prior_games: float = 1.0) -> l
         words = "accepted: (n, n) or (m, n, n), finite numbers from 0 on"
         raise ConfigError(f"points are {points!r:.200}; {words}", key="points")
     if not 0 < prior_games < math.inf:
-        raise ConfigError(f"prior_games is {prior_games}; accepted: a number above 0", key="prior_games")
+        refuse("prior_games", prior_games, "a number above 0")
     sets = sets if sets.ndim == 3 else sets[None]
     sets[:, range(sets.shape[-1]), range(sets.shape[-1])] = 0.0
     points = sets.sum(axis=0)

@@ -20,12 +20,15 @@ def read_results(folder: Path) -> list[Result]:
     Raises:
         ConfigError: the log cannot be read, or a line is damaged; the message names file and line.
     """
-    log = folder / RESULT_FILE
+    return [result for _, result in logged_lines(folder / RESULT_FILE, _content(folder / RESULT_FILE) or b"")]
+
+
+def _content(log: Path) -> bytes | None:
+    """Return what is in a log; None if there is none."""
     if not os.path.lexists(log):
-        return []
+        return None
     with path_is_usable("cannot read", log, "run"):
-        data = read_regular(log)
-    return [result for _, result in logged_lines(log, data)]
+        return read_regular(log)
 
 
 def last_result(folder: Path) -> Result | None:
@@ -71,10 +74,8 @@ def readable_results(folder: Path) -> tuple[list[Result], str]:
         ConfigError: the log cannot be read at all.
     """
     log, found = folder / RESULT_FILE, list[Result]()
-    if not os.path.lexists(log):
+    if (data := _content(log)) is None:
         return [], f"{log} does not exist"
-    with path_is_usable("cannot read", log, "run"):
-        data = read_regular(log)
     try:
         for _, result in logged_lines(log, data):
             found.append(result)

@@ -73,26 +73,16 @@ class _Judged:
 class OffPolicyEvaluation:
     """Estimates of the mean returns of policies, from episodes that others have played."""
 
+    num_episodes: int  # joint episodes
+    effective_episodes: float  # effective sample size of the weights of whole episodes
+    gamma: float  # discount factor
     recorded: Mapping[str, SampleStats]  # agent, or `sum of returns` -> the returns of the recorded episodes
     estimates: Mapping[str, Mapping[str, Estimate]]  # the same -> estimator -> estimate; see `data.estimators`
-    effective_episodes: float  # effective sample size of the weights of whole episodes
-    num_episodes: int  # joint episodes
-    gamma: float  # discount factor
     warnings: Sequence[str]  # reasons to doubt the estimates
 
     def to_plain(self) -> dict[str, Any]:
         """Return everything as plain data for JSON."""
-        return {
-            "num_episodes": self.num_episodes,
-            "effective_episodes": self.effective_episodes,
-            "gamma": self.gamma,
-            "recorded": {name: asdict(stats) for name, stats in self.recorded.items()},
-            "estimates": {
-                name: {each: asdict(found) for each, found in of_name.items()}
-                for name, of_name in self.estimates.items()
-            },
-            "warnings": list(self.warnings),
-        }
+        return asdict(self)
 
     def print(self) -> None:
         """Print a table with a row for each estimate, and the warnings."""
@@ -168,9 +158,8 @@ def estimate_policies(
     recorded = {agent: sample_stats([each[agent] for each in discounted if agent in each]) for agent in agents}
     recorded[SUM] = sample_stats([sum(each.values()) for each in discounted])
     size = effective_sample_size([next(iter(of_joint.values())).log_weight for of_joint in weighed])
-    return OffPolicyEvaluation(
-        recorded, estimates, size, len(joints), gamma, list(_warnings(size, len(joints), fittings))
-    )
+    warnings = list(_warnings(size, len(joints), fittings))
+    return OffPolicyEvaluation(len(joints), size, gamma, recorded, estimates, warnings)
 
 
 def _warnings(size: float, n: int, fittings: Mapping[AgentID, _Fitted | None]) -> Iterator[str]:
