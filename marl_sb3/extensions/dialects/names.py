@@ -226,11 +226,9 @@ def unnested(name: str, value: Any) -> Iterator[tuple[str, str, Any]]:
     for written, whole, theirs, part in entries:
         if own in NESTED and not is_of_rllib(theirs) and theirs != "grayscale":
             raise ConfigError(_unknown_entry(theirs.removeprefix(NESTED[own]), own), key=name)
-        if (
-            theirs not in NAMES
-            or NAMES[theirs][0].setting
-            or value_here(theirs, NAMES[theirs][0], part, name) != NOT_SET
-        ):
+        if theirs in NAMES and not NAMES[theirs][0].setting:
+            value_here(theirs, NAMES[theirs][0], part, name)  # what is always so needs no setting
+        else:
             yield written, whole, part
 
 
@@ -356,15 +354,13 @@ def _network(settings: Mapping[str, Any], policy: Any, algorithm: str, *, has_va
     if fault:
         raise ConfigError(fault, key=name)
     layers = {each: network[each] for each in ("net_arch", "activation_fn") if network.get(each) is not None}
-    found: dict[str, Any] = {"features_extractor_class": "mlp", "features_extractor_kwargs": layers}
+    extractor, arguments, has_layers = "mlp", layers, "net_arch" in layers
     if not is_shared:
         own = {NAMES[each][0].argument: settings.get(each, NAMES[each][0].default) for each in PARTS["attention"]}
-        own["positions"] = "sinusoidal"
-        found = dict(zip(found, ("attention", {**own, **(layers if "net_arch" in layers else {})}), strict=True))
-    if is_shared or "net_arch" in layers:
-        found["net_arch"] = []
-    in_network = {f"policy_kwargs.{entry}": value for entry, value in found.items()}
-    return in_network if is_shared else {**in_network, "frame_stack": _frames(settings)}
+        extractor, arguments = "attention", {**own, "positions": "sinusoidal", **(layers if has_layers else {})}
+    found = {f"{_OF_NETWORK}features_extractor_class": extractor, f"{_OF_NETWORK}features_extractor_kwargs": arguments}
+    found |= {f"{_OF_NETWORK}net_arch": []} if is_shared or has_layers else {}
+    return found if is_shared else {**found, "frame_stack": _frames(settings)}
 
 
 def _frames(settings: Mapping[str, Any]) -> int:
