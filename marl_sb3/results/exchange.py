@@ -22,12 +22,7 @@ from marl_sb3.results.records import AGENT_RETURNS, RETURN, STEPS, Groups, RunRe
 
 # Ours -> theirs: what BenchMARL and Mava call the sum of the agents' returns.
 _THEIRS = {RETURN: "return", "env_runners/episode_len_mean": "episode_length"}
-_OURS = {
-    "return": RETURN,
-    "mean_episode_return": RETURN,
-    "episode_return": RETURN,
-    "episode_length": "env_runners/episode_len_mean",
-}
+_OURS = {theirs: ours for ours, theirs in _THEIRS.items()} | {"mean_episode_return": RETURN, "episode_return": RETURN}
 _ABSOLUTE = "absolute_metrics"
 _MOST_BYTES = 2**30
 
@@ -70,8 +65,7 @@ def _common_steps(groups: Groups, points: int) -> list[int]:
 
 
 def _steps(record: RunRecord, metrics: Sequence[str], at_steps: Sequence[int] | None) -> dict[str, Any]:
-    names = {RETURN: _THEIRS[RETURN], "env_runners/episode_len_mean": "episode_length"}
-    names |= {f"{AGENT_RETURNS}/{agent}": f"return_{agent}" for agent in record.agents}
+    names = _THEIRS | {f"{AGENT_RETURNS}/{agent}": f"return_{agent}" for agent in record.agents}
     names |= {metric: metric for metric in metrics if metric not in names}
     columns = {theirs: record.column(ours) for ours, theirs in names.items()}
     steps = record.progress(STEPS)

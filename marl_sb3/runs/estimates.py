@@ -44,6 +44,7 @@ from marl_sb3.extensions.data import (
 )
 from marl_sb3.extensions.data.demonstrations import demonstrations
 from marl_sb3.extensions.display import number, standard_console
+from marl_sb3.runs.evaluate import SUM
 from marl_sb3.types import AgentID, Array, PolicyID
 
 _log = logging.getLogger(__name__)
@@ -53,7 +54,6 @@ _MOST_FEATURES = 1500  # features times actions of a fitted Q
 _TIME = 100.0  # decisions that count like one feature
 _PER_NUMBER = 10  # decisions for each number of a fitted Q, below which it tells little
 _LEAST_SIZE, _LEAST_SHARE = 10.0, 0.05  # effective episodes below which estimates mean nothing
-SUM = "sum of returns"
 
 Joint = Mapping[AgentID, RecordedEpisode]
 _Fitted = tuple[list[int], Fitting]  # the episodes that an agent takes part in, and what its Q is fitted on

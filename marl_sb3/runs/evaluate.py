@@ -29,7 +29,7 @@ from marl_sb3.evaluation import (
     seats_of,
 )
 from marl_sb3.extensions.data import recorder_of
-from marl_sb3.extensions.display import Samples, one_line, progress_bars, samples_table, standard_console
+from marl_sb3.extensions.display import SUM_ROW, Samples, one_line, progress_bars, samples_table, standard_console
 from marl_sb3.files import as_path
 from marl_sb3.runs.building import env_settings, make_envs, wrapped_env
 from marl_sb3.runs.rivals import short_name
@@ -38,7 +38,7 @@ from marl_sb3.types import AgentID, Array, PolicyID
 
 if TYPE_CHECKING:
     from marl_sb3.extensions.display import VideoFile
-SUM = "sum of returns"
+SUM = SUM_ROW.label
 
 
 @dataclass(frozen=True)

@@ -138,10 +138,7 @@ def clone(
         remark = f"its policies were {how} {data} by imitate with {options}; training from this file does not do that"
         about = {"data": os.path.abspath(data), **asdict(options)}
         run.files.make(run.config, remark, json.dumps(about, indent=1) + "\n")
-        _execute(run, jobs, options, quiet=quiet)
-    if not quiet:
-        print_files(standard_console(), run, "python -m marl_sb3.evaluate")
-    return run
+        return _executed(run, jobs, options, quiet=quiet)
 
 
 def resume_clone(
@@ -177,10 +174,7 @@ def resume_clone(
         for policy_id, job in jobs.items():
             if job.checksum != checksums[policy_id]:
                 _log.warning("inexact: policy %s: %s has changed since the checkpoint", policy_id, data)
-        _execute(run, jobs, options, quiet=quiet)
-    if not quiet:
-        print_files(standard_console(), run, "python -m marl_sb3.evaluate")
-    return run
+        return _executed(run, jobs, options, quiet=quiet)
 
 
 def _imitation_of(files: RunFolder) -> tuple[Path, CloningOptions]:
@@ -198,8 +192,8 @@ def _imitation_of(files: RunFolder) -> tuple[Path, CloningOptions]:
         raise ConfigError(f"{shown} is damaged: {error}", key="run") from error
 
 
-def _execute(run: Run, jobs: Jobs, options: CloningOptions, *, quiet: bool) -> None:
-    """Pass over the data until all policies are done, or a signal comes; then save them."""
+def _executed(run: Run, jobs: Jobs, options: CloningOptions, *, quiet: bool) -> Run:
+    """Pass over the data until all policies are done, or a signal comes; then save them, and print their files."""
     with limited_threads(run.config.n_threads), tracking(run) as trackers:
         if jobs:
             with logs_of(run, trackers.outputs):
@@ -210,6 +204,9 @@ def _execute(run: Run, jobs: Jobs, options: CloningOptions, *, quiet: bool) -> N
                 with undone_on_error(lambda: _log.warning("no checkpoint was written")):
                     _save(run, trackers)
         run.policy_files = save_policies_of_complete(run)
+    if not quiet:
+        print_files(standard_console(), run, "python -m marl_sb3.evaluate")
+    return run
 
 
 def _jobs(run: Run, sets: list[PolicyData], data: Path, options: CloningOptions, *, learn: bool = True) -> Jobs:

@@ -90,12 +90,15 @@ def rivals_in(run: SavedRun) -> list[Rival]:
     league, listed = run.files.path / LEAGUE, dict[str, Member]()
     with suppress(ConfigError):  # its members are there without their ratings
         listed = members_of(run.files.path)
-    ratings = {name: member.rating for name, member in listed.items()}
-    named = {f"{LEAGUE}/{name}": (league / name, ratings.get(name)) for name in _members(league)}
+    about = {name: f"rating {each.rating:.0f}" for name, each in listed.items() if each.rating is not None}
+    members = [
+        Rival(f"{LEAGUE}/{name}", partial(player_at, run, league / name), about.get(name, ""))
+        for name in _members(league)
+    ]
     whole = replace(run, at=None)  # a checkpoint of it may have been named
     which = ["latest", "best", *(str(int(name.rpartition("-")[2])) for name in run.files.checkpoints.names()[::-1])]
     return [
-        *(Rival(name, partial(player_at, run, path), _about(rating)) for name, (path, rating) in named.items()),
+        *members,
         *(Rival(f"checkpoint {each}", partial(whole.policies, each)) for each in which),
         Rival(RANDOM, lambda _: RANDOM),
     ]
@@ -112,10 +115,6 @@ def _members(league: Path) -> list[str]:
         raise CheckpointError(f"cannot read {league}: {error.strerror}") from error
     found = [name for name in folders if not name.startswith(UNFINISHED)]  # a training may be writing
     return sorted(found, key=lambda name: [part.zfill(12) for part in re.split(r"(\d+)", name)])
-
-
-def _about(rating: float | None) -> str:
-    return "" if rating is None else f"rating {rating:.0f}"
 
 
 def named_apart(rivals: Iterable[Rival], taken: str) -> list[Rival]:
