@@ -18,7 +18,7 @@ from algorithm_pages import algorithm_pages
 from measured import in_page, read
 
 from marl_sb3.cli import COMMANDS, documented
-from marl_sb3.extensions.dialects import INSTEAD, NAMES
+from marl_sb3.extensions.dialects import COUNTERPARTS, NAMES
 from marl_sb3.extensions.dialects.table import LATER, NETWORK, PAGE, PARTS, in_yaml
 from marl_sb3.extensions.fast import ALGORITHMS
 from marl_sb3.runs import SECTIONS, TrainConfig
@@ -127,7 +127,7 @@ def checks_page() -> str:
 def rllib_page() -> str:
     """RLlib's names of settings, and what they mean here."""
     rows: dict[str, list[str]] = {"dependent": [], "envs": [], "network": [], "renamed": [], "always": []}
-    by_what: dict[str, dict[str, list[str]]] = {"metric": {}, **{of: {} for of in INSTEAD}, "setting": {}}
+    by_what: dict[str, dict[str, list[str]]] = {"metric": {}, **{of: {} for of in COUNTERPARTS}, "setting": {}}
     for name, means in NAMES.items():
         first = means[0]
         if name in NETWORK:
@@ -144,7 +144,7 @@ def rllib_page() -> str:
             by_what["setting"].setdefault(first.why, []).append(name)
     for names in (PARTS["runners"], PARTS["envs of a runner"]):
         rows["envs"].append(_meaning(", ".join(names), "n_envs", "all", NAMES[names[0]][0].note))
-    for of, instead_of in INSTEAD.items():
+    for of, instead_of in COUNTERPARTS.items():
         for name, instead in instead_of.items():
             said, _, page = instead.partition("; see ")
             if page == PAGE or of == "metric":

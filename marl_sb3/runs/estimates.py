@@ -60,7 +60,7 @@ _Fitted = tuple[list[int], Fitting]  # the episodes that an agent takes part in,
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _Outputs:
     """What a policy says of one recorded episode: log p(a)/b(a), and for DR features and probabilities of actions."""
 
     log_ratios: Array | None
@@ -133,11 +133,13 @@ def estimate_policies(
     if not joints:
         raise ConfigError(f"{data} has no complete episode; accepted: data with episodes", key="on")
     with preserve_training_state(policies):
-        judged = _judge_all(policies, joints, recorded_sets, data, policies.policies if replaced is None else replaced)
+        outputs = _outputs_by_episode(
+            policies, joints, recorded_sets, data, policies.policies if replaced is None else replaced
+        )
     agents = [agent for agent in policies.policy_of if any(agent in joint for joint in joints)]
     weighed: list[dict[AgentID, Decisions]] = []
     for joint in joints:
-        said = {agent: judged.get(id(episode)) for agent, episode in joint.items()}
+        said = {agent: outputs.get(id(episode)) for agent, episode in joint.items()}
         ratios = {agent: None if of_agent is None else of_agent.log_ratios for agent, of_agent in said.items()}
         steps = {agent: np.arange(len(own)) if own.steps is None else own.steps for agent, own in joint.items()}
         weights = joint_weights(ratios, steps)
@@ -147,7 +149,7 @@ def estimate_policies(
         estimates[SUM] = estimate(
             [[of_joint.get(agent) or _nothing(of_joint) for agent in agents] for of_joint in weighed], gamma
         )
-    fittings = {agent: _fitting(agent, joints, weighed, judged) for agent in agents}
+    fittings = {agent: _fitting(agent, joints, weighed, outputs) for agent in agents}
     for name, robust in _robust(fittings, len(joints), gamma).items():
         if name in estimates:
             estimates[name]["DR"] = robust
@@ -183,33 +185,33 @@ def _warnings(size: float, n: int, fittings: Mapping[AgentID, _Fitted | None]) -
 # --- What the policies say of the episodes ----------------------------------------------------------------------------
 
 
-def _judge_all(
+def _outputs_by_episode(
     bundle: PolicyBundle,
     joints: Sequence[Joint],
     sets: Sequence[PolicyData],
     data: Any,
     replaced: Collection[str],
-) -> dict[int, _Judged]:
+) -> dict[int, _Outputs]:
     """Return what the replaced policies say of the episodes, by the `id` of the episode."""
     everybody = list(bundle.policy_of)
     if strange := sorted({agent for joint in joints for agent in joint}.difference(everybody)):
         words = f"{data} has episodes of agent {strange[0]!r}; the policies act for {', '.join(everybody)}"
         raise ConfigError(words, key="on")
     present = {bundle.policy_of[agent] for joint in joints for agent in joint}
-    found: dict[int, _Judged] = {}
+    found: dict[int, _Outputs] = {}
     for policy_id in (each for each in bundle.policies if each in present and each in replaced):
         agents = tuple(bundle.agents_of(policy_id))
         columns = tuple(everybody.index(agent) for agent in agents)
         group = AgentGroup(agents, columns, *bundle.spaces[policy_id])
         rows = PolicyRows(policy_id, 1, len(everybody), 0, group, agents, columns, tuple(range(len(agents))))
-        for episode, judged in _judge(bundle, rows, require_episodes(sets, rows, data), data):
-            found[id(episode)] = judged
+        for episode, outputs in _outputs_of(bundle, rows, require_episodes(sets, rows, data), data):
+            found[id(episode)] = outputs
     return found
 
 
-def _judge(
+def _outputs_of(
     bundle: PolicyBundle, rows: PolicyRows, episodes: list[RecordedEpisode], data: Any
-) -> Iterator[tuple[RecordedEpisode, _Judged]]:
+) -> Iterator[tuple[RecordedEpisode, _Outputs]]:
     algorithm: Any = bundle.policies[rows.policy_id]
     if not isinstance(algorithm, OnPolicyAlgorithm) or initial_states(algorithm, 1):
         words = f"{type(algorithm).__name__} has no log-probabilities of recorded actions"
@@ -231,26 +233,30 @@ def _judge(
         words = f"policy {rows.policy_id!r}: {data} has no action masks"
         raise ConfigError(f"{words}; accepted: recordings of the same env", key="on")
     actions = np.concatenate(sampled)
-    outputs = [
-        _asked(algorithm, taken(found.seen, found.places[part]), actions[part], None if masks is None else masks[part])
+    batches = [
+        _computed(
+            algorithm, taken(found.seen, found.places[part]), actions[part], None if masks is None else masks[part]
+        )
         for part in np.split(np.arange(len(actions)), range(_BATCH, len(actions), _BATCH))
     ]
     log_probs, features, probabilities = (
-        None if parts[0] is None else np.concatenate(parts) for parts in zip(*outputs, strict=True)
+        None if parts[0] is None else np.concatenate(parts) for parts in zip(*batches, strict=True)
     )
     assert log_probs is not None
     for n, episode in enumerate(episodes):
         own = slice(found.begins[n], found.begins[n + 1])
         ratios = log_probs[own].astype(np.float64) - np.asarray(episode.log_probs, np.float64)
-        judged = _Judged(ratios)
+        outputs = _Outputs(ratios)
         if features is not None and probabilities is not None:
             time = np.arange(len(episode))[:, None] / _TIME  # what is left to be paid may depend on it
             with_time = np.concatenate([features[own], time], axis=1)
-            judged = _Judged(ratios, actions[own].reshape(-1).astype(np.int64), with_time, probabilities[own])
-        yield episode, judged
+            outputs = _Outputs(ratios, actions[own].reshape(-1).astype(np.int64), with_time, probabilities[own])
+        yield episode, outputs
 
 
-def _asked(algorithm: Any, seen: Any, actions: Array, masks: Array | None) -> tuple[Array, Array | None, Array | None]:
+def _computed(
+    algorithm: Any, seen: Any, actions: Array, masks: Array | None
+) -> tuple[Array, Array | None, Array | None]:
     """Return log-probabilities, (n,); for fitted Q features, (n, d), and probabilities, (n, actions), or None."""
     policy, masked = algorithm.policy, {} if masks is None else {"action_masks": masks}
     with th.no_grad():
@@ -282,11 +288,11 @@ def _fitting(
     agent: AgentID,
     joints: Sequence[Joint],
     weighed: Sequence[Mapping[AgentID, Decisions]],
-    judged: Mapping[int, _Judged],
+    outputs: Mapping[int, _Outputs],
 ) -> _Fitted | None:
     """Return the episodes that an agent takes part in, and what Q is fitted on; None if it cannot be fitted."""
     there = [n for n, joint in enumerate(joints) if agent in joint]
-    said: list[Any] = [judged.get(id(joints[n][agent])) for n in there]
+    said: list[Any] = [outputs.get(id(joints[n][agent])) for n in there]
     if len(there) < 2 or any(each is None or each.features is None for each in said):
         return None
     features, actions, probabilities = (

@@ -159,7 +159,7 @@ class CsvFormat(_RowFormat):
 def csv_line(values: Sequence[Any]) -> str:
     """Return a line of CSV; None becomes an empty field."""
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerow(["" if value is None else value for value in values])
+    csv.writer(buffer, lineterminator="\n").writerow(values)
     return buffer.getvalue()
 
 

@@ -109,7 +109,7 @@ def _missed(folder: Path, most_agents: int, after: int, until: int) -> Iterator[
 # --- What the run folder remembers -----------------------------------------------------------------------------------
 
 
-class Memory:
+class TrackingFile:
     """The file of a run folder that says in which run of each tracker it is, and which step that has got last.
 
     It names runs, but no addresses: where a tracker is, only its user says.
@@ -152,7 +152,7 @@ class TrackerThread:
     Args:
         tracker: is called in the thread alone.
         start: what the tracker gets when it is opened.
-        memory: of the run folder.
+        file: of the run folder.
         missed: yields what was logged after a step and before this training.
 
     Attributes:
@@ -160,9 +160,9 @@ class TrackerThread:
     """
 
     def __init__(
-        self, tracker: Tracker, start: Start, memory: Memory, missed: Callable[[int], Iterator[Entry]]
+        self, tracker: Tracker, start: Start, file: TrackingFile, missed: Callable[[int], Iterator[Entry]]
     ) -> None:
-        self._tracker, self._start, self._memory, self._missed = tracker, start, memory, missed
+        self._tracker, self._start, self._file, self._missed = tracker, start, file, missed
         self._step = -1  # the last one that the tracker has got
         self._jobs: Queue[Callable[[], object]] = Queue()
         self.opened, self._ended, self._failed = threading.Event(), threading.Event(), threading.Event()
@@ -226,10 +226,10 @@ class TrackerThread:
             self._ended.set()
 
     def _open(self) -> None:
-        known, step = self._memory.of(self._tracker.name)
+        known, step = self._file.of(self._tracker.name)
         has = self._tracker.open(self._start, known)
         self._step = step if has is None else has
-        self._memory.remember(self._tracker.name, self._tracker.remembered, self._step)
+        self._file.remember(self._tracker.name, self._tracker.remembered, self._step)
         _log.info("%s: %s", self._tracker.name, self._tracker.place)
         for entry in self._missed(self._step):
             self._log(entry)
@@ -238,7 +238,7 @@ class TrackerThread:
         if entry.step <= self._step:
             return
         # Before it is sent: if the process is killed between the two, a step is missing rather than there twice.
-        self._memory.remember(self._tracker.name, self._tracker.remembered, entry.step)
+        self._file.remember(self._tracker.name, self._tracker.remembered, entry.step)
         self._tracker.log(entry)
         self._step = entry.step
 
@@ -286,9 +286,9 @@ def tracking(run: Run) -> Iterator[Tracking]:
             {"env": config.env, **settings},
             {"env": config.env, "algo": config.algo, "policies": config.named_policies},
         )
-        memory, missed = Memory(folder), partial(_missed, folder, most_agents, until=run.algorithm.num_timesteps)
+        file, missed = TrackingFile(folder), partial(_missed, folder, most_agents, until=run.algorithm.num_timesteps)
         with preserve_rng():
-            threads = {name: TrackerThread(TRACKERS[name](), start, memory, missed) for name in names}
+            threads = {name: TrackerThread(TRACKERS[name](), start, file, missed) for name in names}
             until_s = time.monotonic() + OPEN_S
             for each in threads.values():
                 each.opened.wait(max(0.0, until_s - time.monotonic()))

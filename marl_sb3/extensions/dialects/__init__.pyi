@@ -14,7 +14,7 @@ from .names import path_of as path_of
 from .names import put as put
 from .names import require_logged as require_logged
 from .names import run_meanings as run_meanings
-from .table import INSTEAD as INSTEAD
+from .table import COUNTERPARTS as COUNTERPARTS
 from .table import LATER as LATER
 from .table import NAMES as NAMES
 from .zoo import ATARI as ATARI

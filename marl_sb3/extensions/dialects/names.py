@@ -28,14 +28,14 @@ from marl_sb3.core.metrics import require_metric
 from marl_sb3.doors import SETTINGS
 from marl_sb3.errors import ConfigError, did_you_mean, require_known, shown
 from marl_sb3.extensions.dialects.table import (
-    INSTEAD,
+    ALSO_OURS,
+    COUNTERPARTS,
     KINDS,
     LATER,
     NAMES,
     NESTED,
     NETWORK,
     NOT_SET,
-    OWN,
     PAGE,
     PARTS,
     RENAMED,
@@ -63,7 +63,7 @@ FLAT_NAMES: Mapping[str, str] = {
     },
     **{name: f"{section}.{name}" for name, section in _SECTION_OF.items()},
 }
-_MEANINGS = {**RENAMED, **OWN}
+_MEANINGS = {**RENAMED, **ALSO_OURS}
 _OF_NETWORK = "policy_kwargs."
 _TEXTS = ("policy_kwargs", "replay_buffer_kwargs")  # settings that may be the text of a mapping
 HYPERPARAMETERS = "hyperparameters"  # the section of SB3's arguments; their names are accepted outside it, too
@@ -319,12 +319,12 @@ def meanings(
     for name in settings:
         if name not in LATER or name in NETWORK:
             continue
-        means = NAMES[name]
-        if means[0].part:
+        known = NAMES[name]
+        if known[0].part:
             raise ConfigError(f"RLlib's {name} belongs to the run, not to a policy; set n_envs", key=name)
-        applying = [each for each in means if kinds.keys() >= {*each.has}]
+        applying = [each for each in known if kinds.keys() >= {*each.has}]
         if not applying:
-            others = "; ".join(f"{each.setting} of algorithms {each.algorithms}" for each in means)
+            others = "; ".join(f"{each.setting} of algorithms {each.algorithms}" for each in known)
             raise ConfigError(f"RLlib's {name} has no counterpart for {algorithm}; it means {others}", key=name)
         value = value_here(name, applying[0], settings[name], name, n_envs)
         yield [name], {} if value is NOT_SET else {applying[0].setting: value}
@@ -385,7 +385,7 @@ _OF_POLICY = re.compile(r"^(?:info/learner|learners)/(?!__all_modules__)[^/]+/(?
 def metric_here(name: str) -> str:
     """Say what another library's name of a metric is here; "" if it is unknown."""
     own = _OF_POLICY.sub("learners/POLICY/", name)
-    known = INSTEAD["metric"].items()
+    known = COUNTERPARTS["metric"].items()
     said = (said for each, said in known if own == each or (each[-1] == "/" and f"{own}/".startswith(each)))
     return next(said, f"it is {own} here; see {PAGE}" if name.startswith("info/learner/") else "")
 
@@ -419,8 +419,8 @@ class OtherNames:
 
     def explain(self, name: str) -> str | None:
         """See `Dialect.explain`; SB3's `load` has arguments that are no settings."""
-        if name in INSTEAD["load"]:
-            return f"{name!r} is an argument of SB3's load: {INSTEAD['load'][name]}"
+        if name in COUNTERPARTS["load"]:
+            return f"{name!r} is an argument of SB3's load: {COUNTERPARTS['load'][name]}"
         if is_noise(name):
             words = "is a key of rl-baselines3-zoo, for files, --set and MultiAgentAlgorithm"
             return f"{name!r} {words}; accepted here: action_noise={{'normal': 0.1}}"
@@ -440,10 +440,10 @@ class OtherNames:
     def method(self, name: str, of: str) -> str | None:
         """See `Dialect.method`."""
         if of != "algo":
-            return INSTEAD.get(of, {}).get(name)
+            return COUNTERPARTS.get(of, {}).get(name)
         name = re.sub(r"^contrib/|[-_]|(trainer|config)$", "", name.lower())
         known = canonical_algorithm(name)
-        meant = f"set algo={known}; see {PAGE}" if known in built_in() else INSTEAD[of].get(name)
+        meant = f"set algo={known}; see {PAGE}" if known in built_in() else COUNTERPARTS[of].get(name)
         return meant and f"it is one of RLlib's; {meant}"
 
 

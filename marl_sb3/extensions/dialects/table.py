@@ -66,29 +66,29 @@ PARTS = {
     for part in {means[0].part for means in NAMES.values()}
 }
 NETWORK = [*PARTS["network"], *PARTS["attention"], *PARTS["frames"]]
-OWN = {name: _meanings(entry)[0] for name, entry in TABLES["of marl_sb3"].items()}  # other names that are ours
+ALSO_OURS = {name: _meanings(entry)[0] for name, entry in TABLES["of marl_sb3"].items()}  # other names that are ours
 
-# Names of mappings whose entries are names of this table; entries of the last one have its name before theirs.
+# Mappings of RLlib whose entries have names of this table -> what stands before these names there.
 NESTED: Mapping[str, str] = {"model": "", "model_config": "", "replay_buffer_config": "replay_buffer_config."}
 
 # Of an `algorithm`, one without envs (`bundle`), an `env` of several, a `policy` and an `episode` of RLlib, of a
 # `callback` and its `parameter`s, of the arguments of a `search` and of a `study` of Tune, of `algo` in small letters,
 # of a `module`, of a `metric` (`config/` is all that begin so), and of the arguments of SB3's `make_vec_env` and
 # `load`: name -> what does the same here, and the page to read.
-INSTEAD: dict[str, dict[str, str]] = {}
+COUNTERPARTS: dict[str, dict[str, str]] = {}
 for _page, _tables in TABLES["instead"].items():
     for _of, _sentences in _tables.items():
         for _said, _names in _sentences.items():
-            INSTEAD.setdefault(_of, {}).update(dict.fromkeys(_names, f"{_said}; see {_page}" if _page else _said))
+            COUNTERPARTS.setdefault(_of, {}).update(dict.fromkeys(_names, f"{_said}; see {_page}" if _page else _said))
 
 
 def no_counterpart(name: str) -> str | None:
     """Return the message for a name without a counterpart; None if it has one, or is unknown."""
-    means = NAMES[name][0] if name in NAMES else Meaning(name)
-    return None if means.setting or means.unset else f"RLlib's {name} has no counterpart here; {means.why}"
+    meaning = NAMES[name][0] if name in NAMES else Meaning(name)
+    return None if meaning.setting or meaning.unset else f"RLlib's {name} has no counterpart here; {meaning.why}"
 
 
-def value_here(name: str, means: Meaning, value: Any, key: str, n_envs: int = 0) -> Any:
+def value_here(name: str, meaning: Meaning, value: Any, key: str, n_envs: int = 0) -> Any:
     """Return what a value of RLlib is here; `NOT_SET`: it sets nothing.
 
     Raises:
@@ -96,19 +96,19 @@ def value_here(name: str, means: Meaning, value: Any, key: str, n_envs: int = 0)
     """
     if message := no_counterpart(name):
         raise ConfigError(message, key=key)
-    for theirs, ours in [*((each, NOT_SET) for each in means.unset), *means.values]:
+    for theirs, ours in [*((each, NOT_SET) for each in meaning.unset), *meaning.values]:
         if shown(theirs) == shown(value):  # 1 is not true, which Python's `==` says
             return ours
-    if means.convert and (converted := _CONVERSIONS[means.convert](value, n_envs, key)) is not _REFUSED:
+    if meaning.convert and (converted := _CONVERSIONS[meaning.convert](value, n_envs, key)) is not _REFUSED:
         return converted
-    refused = means.otherwise
-    if means.kind and not accepts(KINDS[means.kind], value):
-        refused = f"accepted: {words(KINDS[means.kind])}"
-    elif means.why:
-        refused = f"accepted: {' or '.join(dict.fromkeys(map(in_yaml, means.unset)))}; {means.why}"
+    refused = meaning.otherwise
+    if meaning.kind and not accepts(KINDS[meaning.kind], value):
+        refused = f"accepted: {words(KINDS[meaning.kind])}"
+    elif meaning.why:
+        refused = f"accepted: {' or '.join(dict.fromkeys(map(in_yaml, meaning.unset)))}; {meaning.why}"
     if not refused:
         return value
-    hint = did_you_mean(value, [each for each, _ in means.values if isinstance(each, str)])
+    hint = did_you_mean(value, [each for each, _ in meaning.values if isinstance(each, str)])
     raise ConfigError(f"RLlib's {name} is {shown(value)}; {refused}{hint and f'; {hint}'}", key=key)
 
 

@@ -19,13 +19,13 @@ from marl_sb3.core.config import algorithm_info, built_in, canonical_algorithm
 from marl_sb3.core.envs import env_factory
 from marl_sb3.core.metrics import flatten
 from marl_sb3.core.training import accepted_callbacks
-from marl_sb3.extensions.dialects import INSTEAD, metric_here, require_logged
+from marl_sb3.extensions.dialects import COUNTERPARTS, metric_here, require_logged
 from marl_sb3.runs import Run
 
 PAGE = "see docs/coming_from/rllib.md"
 METHODS = {
     of: {name: said.removesuffix(f"; {PAGE}") for name, said in names.items() if said.endswith(PAGE)}
-    for of, names in INSTEAD.items()
+    for of, names in COUNTERPARTS.items()
 }
 
 ALGORITHM = """add_module add_policy callbacks cleanup compute_actions compute_single_action config
@@ -276,7 +276,7 @@ def test_a_result_of_rllib_has_the_same_name_or_its_name_here(algorithm: MultiAg
         with pytest.raises(ConfigError, match=rf"unknown metric '{re.escape(name)}'; it is .* here.*; {PAGE}"):
             require_logged(name, known)
     ours = {name.replace("/agent1", "/AGENT").replace("/shared", "/POLICY") for name in known}
-    named = {said.split()[2] for said in INSTEAD["metric"].values()} - {
+    named = {said.split()[2] for said in COUNTERPARTS["metric"].values()} - {
         "no",
         "learners/POLICY/ent_coef",
         "learners/POLICY/NAME",
