@@ -8,18 +8,18 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from marl_sb3.core.config import FiniteFloat, require
+from marl_sb3.callbacks.stop import Thresholds
+from marl_sb3.core.config import require
 from marl_sb3.core.metrics import Result, flatten
 from marl_sb3.core.state import State, StateReader, is_plain
 from marl_sb3.core.training import MultiAgentCallback
 from marl_sb3.core.vec_env import MultiAgentVecEnv, same_tree
-from marl_sb3.errors import ConfigError, HookError, described, require_known, shown
+from marl_sb3.errors import ConfigError, HookError, described, refuse, require_known, shown
 from marl_sb3.extensions.dialects import require_logged
 
 NextTask = Callable[[Result, Any], Any]
 
 _Stages = Annotated[Sequence[Any], Meta(min_length=1, description="a list of at least one task")]
-_Thresholds = Annotated[Mapping[str, FiniteFloat], Meta(description="a mapping of metric names to numbers")]
 _SETTING = "env.NAME, a setting of the env, or task, for an env with set_task(task)"
 
 
@@ -59,10 +59,10 @@ class CurriculumCallback(MultiAgentCallback):
         super().__init__()
         _, dot, name = setting.partition("env.") if isinstance(setting, str) else ("", "", "")
         if setting != "task" and not (dot and name.isidentifier() and setting == f"env.{name}"):
-            raise ConfigError(f"curriculum: setting is {shown(setting)}; accepted: {_SETTING}", key="curriculum")
+            refuse("curriculum: setting", setting, _SETTING, "curriculum")
         self._name = name or "task"
         self._stages = list(require("curriculum: stages", stages, _Stages, "curriculum"))
-        self._advance_at = dict(require("curriculum: advance_at", advance_at or {}, _Thresholds, "curriculum"))
+        self._advance_at = dict(require("curriculum: advance_at", advance_at or {}, Thresholds, "curriculum"))
         self._next_task, self._more_metrics = next_task, more_metrics
         if next_task is None and len(self._stages) > 1 and not self._advance_at:
             words = "curriculum: advance_at is missing; accepted: {METRIC: VALUE}, from which on the next stage begins"
@@ -146,8 +146,8 @@ class CurriculumCallback(MultiAgentCallback):
     @staticmethod
     def _require_plain(task: Any) -> None:
         if not is_plain(task) or isinstance(task, tuple):
-            words = "numbers, strings, booleans, None, arrays, and lists and mappings of these"
-            raise ConfigError(f"curriculum: a task is {shown(task)}; accepted: {words}", key="curriculum")
+            accepted = "numbers, strings, booleans, None, arrays, and lists and mappings of these"
+            refuse("curriculum: a task", task, accepted, "curriculum")
 
     def get_state(self) -> State:
         """Return the present task."""

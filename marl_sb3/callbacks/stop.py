@@ -19,8 +19,7 @@ from marl_sb3.extensions.dialects import require_logged
 from marl_sb3.signals import ENDING, handled, interrupt
 from marl_sb3.systems import HANGUP
 
-_Thresholds = Annotated[Mapping[str, FiniteFloat], Meta(description="a mapping of metric names to numbers")]
-
+Thresholds = Annotated[Mapping[str, FiniteFloat], Meta(description="a mapping of metric names to numbers")]
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ class StopOnMetric(MultiAgentCallback):
 
     def __init__(self, thresholds: Mapping[str, float], more_metrics: Sequence[str] = ()) -> None:
         super().__init__()
-        self.thresholds = require("thresholds", thresholds, _Thresholds)
+        self.thresholds = require("thresholds", thresholds, Thresholds)
         self._more_metrics = list(more_metrics)
         self._resumed_at = 0
         self._is_named = False
@@ -89,8 +88,6 @@ class StopOnMetric(MultiAgentCallback):
             _log.warning("%s: %s; %s", what, met, hint)
         self._is_named = True
 
-
-_log = logging.getLogger(__name__)
 
 _SILENCE_S = 10.0  # of clients, after a signal
 

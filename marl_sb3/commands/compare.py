@@ -109,18 +109,16 @@ def _print(found: "Comparison") -> None:
 def _page(found: "Comparison") -> "Page":
     """Make the page of a comparison: verdict, curves, performance profiles, settings."""
     from marl_sb3.extensions.display import Page, note, table
-    from marl_sb3.results import plotly_html
+    from marl_sb3.results import with_notes
     from marl_sb3.tools.looking import summary, tables
 
     page = Page(f"{found.figure.title}: {' against '.join(sample.label for sample in found.samples)}")
     (head, rows), (pairs_head, pairs), settings = tables(found)
     page.add("Which is better", note(summary(found)), table(pairs, pairs_head), *map(note, found.notes))
     page.add("Experiments", table(rows, head))
-    page.add(
-        "Learning curves", plotly_html(page, found.figure), *map(note, (found.figure.caption, *found.figure.notes))
-    )
+    page.add("Learning curves", *with_notes(page, found.figure))
     explained = "The share of runs that end above each value: a curve that lies above another is better everywhere."
-    page.add("Performance profile", note(explained), plotly_html(page, found.profile_figure))
+    page.add("Performance profile", note(explained), *with_notes(page, found.profile_figure))
     head, rows = settings
     page.add("Settings in which they differ", table(rows, head) if rows else note("none but the seed"))
     return page

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from marl_sb3.cli import EXIT_DONE, EXIT_FAILED, BesideENV, Verbosity, assignments, command
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, refuse
 from marl_sb3.output import print_text
 
 _EPILOG = """\
@@ -83,5 +83,5 @@ def _given(texts: Sequence[str]) -> dict[str, Any]:
     found = assignments("--set", texts, accepted)
     for name in found:
         if not name.startswith("env.") and name != "env_wrapper":
-            raise ConfigError(f"--set is {name!r}; accepted: {accepted}", key=name)
+            refuse("--set", name, accepted, name)
     return found

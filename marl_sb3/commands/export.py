@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from marl_sb3 import cli
 from marl_sb3.core.config import Count
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, refuse
 from marl_sb3.extensions.display import standard_console
 from marl_sb3.extensions.transfer import FORMATS, Exported, export_policies
 from marl_sb3.files import path_is_usable, require_key, require_own, sign_folder
@@ -95,7 +95,7 @@ class RunOptions:
         found = cli.assignments("--reference", self.reference, "NAME=VALUE")
         for name, value in found.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ConfigError(f"--reference {name} is {value!r}; accepted: a number", key="--reference")
+                refuse(f"--reference {name}", value, "a number", "--reference")
         return found
 
 

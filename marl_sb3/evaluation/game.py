@@ -218,17 +218,19 @@ class Game:
             policies = _no_policies(self.env)
             return policies, Pairing(self.env, policies, RANDOM, (), agents), [()]
         with _TURN:  # it draws weights, and puts the generators back as they were
-            policies = self._looking_ahead(load(checkpoint, self.env))
+            policies = searching(load(checkpoint, self.env), self.plan.search)
         if not against:
             require_same_agents(policies, self.env)
             return policies, Pairing(self.env, policies, None, agents, ()), [agents]
         with _TURN:
             rival = self._rival(against).load(self.env)
             bundle = bundle_of(rival)
-            theirs = rival if bundle is None else self._looking_ahead(bundle)
-        first = self._first_seat(policies)
+            theirs = rival if bundle is None else searching(bundle, self.plan.search)
+        own = [agent for agent in agents if policies.policy_of.get(agent) == policies.policy_of.get(agents[0])]
+        own = own if len(own) < len(agents) else [agents[0]]
+        first = seats_of(agents, [own if self.plan.seat is None else self.plan.seat])[0]
         pairing, faults = Pairing(self.env, policies, theirs, agents, agents), []
-        seats = [first, self._others(first)]
+        seats: list[Sequence[AgentID]] = [first, self._others(first)]
         for seat in list(seats):
             try:
                 self._require_players(policies, pairing, against, seat)
@@ -238,9 +240,6 @@ class Game:
         if not seats or (self.plan.seat is not None and seats[0] is not first):
             raise faults[0]
         return policies, pairing, seats
-
-    def _looking_ahead(self, bundle: PolicyBundle) -> PolicyBundle:
-        return searching(bundle, self.plan.search) if self.plan.search else bundle
 
     def _rival(self, name: str) -> Rival:
         for rival in self.plan.rivals:
@@ -311,13 +310,6 @@ class Game:
     def their_checkpoint(self) -> str | None:
         """Name of the checkpoint of the rival's policies; None if it plays by none, or they are of no checkpoint."""
         return None if self._pairing.theirs is None else self._pairing.theirs.checkpoint
-
-    def _first_seat(self, policies: PolicyBundle) -> Sequence[AgentID]:
-        """Return the agents that the policies play first against a rival."""
-        agents, policy_of = self.env.agents, policies.policy_of
-        seat = [agent for agent in agents if policy_of.get(agent) == policy_of.get(agents[0])]
-        seat = seat if len(seat) < len(agents) else [agents[0]]
-        return seats_of(agents, [seat if self.plan.seat is None else self.plan.seat])[0]
 
     def _others(self, agents: Collection[AgentID]) -> list[AgentID]:
         return [agent for agent in self.env.agents if agent not in agents]

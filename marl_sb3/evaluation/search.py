@@ -35,16 +35,18 @@ class SearchingBundle(PolicyBundle):
     simulations: int = 0  # of each search
 
 
-def searching(bundle: PolicyBundle, simulations: int) -> SearchingBundle:
+def searching(bundle: PolicyBundle, simulations: int) -> PolicyBundle:
     """Return policies that look ahead where they play.
 
     Args:
         bundle: PPO and the like, with values and probabilities of discrete actions, and without memory.
-        simulations: how many positions a search looks at, for each action.
+        simulations: how many positions a search looks at, for each action; 0: the policies do not look ahead.
 
     Raises:
         ConfigError: a policy cannot.
     """
+    if simulations == 0:
+        return bundle
     for policy_id, algorithm in bundle.policies.items():
         changed = bundle.processing[policy_id].settings.changed()
         if not hasattr(algorithm.policy, "predict_values") or not isinstance(algorithm.action_space, spaces.Discrete):

@@ -17,7 +17,7 @@ from marl_sb3.core.config import Fraction, PositiveInt, require
 from marl_sb3.core.metrics import Episode, Result
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.doors import WATCHERS, Assignment
-from marl_sb3.errors import ConfigError, MarlSb3Error, require_known, shown
+from marl_sb3.errors import ConfigError, MarlSb3Error, refuse, require_known, shown
 from marl_sb3.evaluation import is_code, of_policy
 from marl_sb3.extensions.store import load_policies, member_policy
 from marl_sb3.league.pool import (
@@ -210,6 +210,7 @@ class League(Assignment):
         """Count an episode in which a policy that learns played against a member, or an exploiter."""
         paid = {side: _mean_return(episode, side.agents) for side in self._sides}
         players = {side: episode.policy_of.get(side.agents[0], "") for side in self._sides}
+        by_own_mean = not self.settings.rates(plays_all_sides=len(self.mains) == 1)
         for side, player in players.items():
             own = paid[side]
             if player not in self.seats or own is None:
@@ -220,25 +221,18 @@ class League(Assignment):
                 continue
             mean = self._means.get(player, own)
             for other in against:
-                theirs = mean if self._by_own_mean else paid[other]
+                theirs = mean if by_own_mean else paid[other]
                 outcome = int(np.sign(own - (0.0 if theirs is None else theirs)))
                 score = self.scores[player].get(players[other], Score())
                 self.scores[player][players[other]] = score.after(outcome, own)
             self._means[player] = mean + 0.01 * (own - mean)
 
     def _counts(self, player: PolicyID, other: str) -> bool:
-        return other in self.members or (
-            player != other and {player, other} <= self.seats.keys() and self._is_hunt(player, other)
-        )
-
-    def _is_hunt(self, player: PolicyID, other: PolicyID) -> bool:
-        """Whether one of them is the exploiter of the other."""
+        """Whether the other one is a member of the pool, or one of the two is the exploiter of the other."""
         pairs = ((player, other), (other, player))
-        return any(one in self.exploiters and self.exploiters[one].of == of for one, of in pairs)
-
-    @property
-    def _by_own_mean(self) -> bool:
-        return not self.settings.rates(plays_all_sides=len(self.mains) == 1)
+        return other in self.members or any(
+            one in self.exploiters and self.exploiters[one].of == of for one, of in pairs if one != of
+        )
 
     def share_of_points(self, policy_id: PolicyID, others: Sequence[str]) -> float | None:
         """Return the share of points of a policy against some others together; None if it has played few games."""
@@ -388,7 +382,7 @@ def _exploiter(name: PolicyID, given: Any) -> Exploiter:
     where = f"league.exploiters.{name}"
     if not isinstance(given, Mapping) or "of" not in given or not set(given) <= set(_EXPLOITER):
         words = "{of: POLICY, reset_every: ITERATIONS or null, reset_above: SHARE}"
-        raise ConfigError(f"{where} is {shown(given)}; accepted: {words}", key="league.exploiters")
+        refuse(where, given, words, "league.exploiters")
     return Exploiter(**{key: require(f"{where}.{key}", value, _EXPLOITER[key]) for key, value in given.items()})
 
 

@@ -20,21 +20,13 @@ _MEMORY = 0.99  # share of what was counted that stays with each further game: a
 _WON, _DRAWN, _LOST = 1, 0, -1
 
 
-def _hard(won: Array) -> Array:
-    return (1.0 - won) ** 2
-
-
-def _even(won: Array) -> Array:
-    return won * (1.0 - won)
-
-
 # Weights of opponents given the probability of winning against each, oldest first. `hard` and `even` are the two of
 # prioritised fictitious self-play: Vinyals et al., Nature 575, 2019, methods.
 SAMPLING: Mapping[str, Callable[[Array], Array]] = {
     "uniform": np.ones_like,
     "recent": lambda won: 0.5 ** np.arange(len(won) - 1, -1, -1.0),
-    "hard": _hard,
-    "even": _even,
+    "hard": lambda won: (1.0 - won) ** 2,
+    "even": lambda won: won * (1.0 - won),
 }
 
 
@@ -163,13 +155,10 @@ def to_evict(snapshots: Sequence[Member], size: int, ratings: Mapping[str, float
         size: how many the pool holds.
     """
     left, leaving = list(snapshots), list[str]()
+    known = {name: -math.inf if rating is None else rating for name, rating in ratings.items()}
     while len(left) > size:
         older = left[1 : max(2, len(left) // 2)] if size > 1 else left[:1]
-        worst = min(older, key=lambda member: _known(ratings.get(member.name)))
+        worst = min(older, key=lambda member: known.get(member.name, -math.inf))
         left.remove(worst)
         leaving.append(worst.name)
     return leaving
-
-
-def _known(rating: float | None) -> float:
-    return -math.inf if rating is None else rating

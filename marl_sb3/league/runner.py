@@ -64,7 +64,10 @@ class LeagueRunner(AssignedRunner):
         self._retired: dict[str, Member] = {}  # members that have left the pool, and still play
         self._known: dict[str, Member] = {}  # the pool as it was last read
         self._of_batch: dict[PolicyID, list[str]] = {}  # the snapshots of each batch
-        self._code = self._opponents_in_code()
+        code = {name: each for name, each in self._league.opponents.items() if name not in self._league.bundles}
+        self._code: dict[str, Mapping[AgentID, Opponent]] = {
+            name: opponents_of(source, env, env.agents) for name, source in code.items()
+        }
         for name, bundle in self._league.bundles.items():
             seats = {agent: own for agent, own in bundle.policy_of.items() if agent in env.agents}
             made = [rows_of_policy(env, policy_id, seats) for policy_id in dict.fromkeys(seats.values())]
@@ -76,10 +79,6 @@ class LeagueRunner(AssignedRunner):
         # Of snapshots in a batch, whether what they do depends on earlier steps of an episode.
         self._remembers = {p: bool(policies[p].processing.settings.changed()) for p in self._batches}
         self._read_members()
-
-    def _opponents_in_code(self) -> dict[str, Mapping[AgentID, Opponent]]:
-        sources = {name: each for name, each in self._league.opponents.items() if name not in self._league.bundles}
-        return {name: opponents_of(source, self.env, self.env.agents) for name, source in sources.items()}
 
     def _actor_of(self, policy_id: PolicyID, policy: Any, processing: Processing) -> Actor:
         rows = self._policies[policy_id].actor.rows

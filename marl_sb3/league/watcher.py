@@ -57,7 +57,10 @@ class LeagueWatcher(TrainingWatcher):
         for name in league.exploiters:
             if league.ends(name, iteration):
                 self._add(name, iteration)
-                self._begin_anew(name, iteration)
+                algorithm: Any = self._algorithm.policies[name]
+                read_weights(algorithm, TensorFile("the first weights", league.first_weights[name]))()
+                reset_optimizers(algorithm)
+                league.begin_anew(name, iteration)
 
     # --- Snapshots ---------------------------------------------------------------------------------------------------
 
@@ -85,12 +88,6 @@ class LeagueWatcher(TrainingWatcher):
             for each in league.members.values()
         ]
         write_whole(folder / "members.json", json.dumps(listed, indent=1) + "\n")
-
-    def _begin_anew(self, name: PolicyID, iteration: int) -> None:
-        algorithm: Any = self._algorithm.policies[name]
-        read_weights(algorithm, TensorFile("the first weights", self._league.first_weights[name]))()
-        reset_optimizers(algorithm)
-        self._league.begin_anew(name, iteration)
 
 
 def _place(member: Member, folder: Path) -> Path:

@@ -13,6 +13,7 @@ from .drawing import matplotlib_figure as matplotlib_figure
 from .drawing import plot_paths as plot_paths
 from .drawing import plotly_html as plotly_html
 from .drawing import require_drawable as require_drawable
+from .drawing import with_notes as with_notes
 from .drawing import write_figure as write_figure
 from .exchange import marl_eval_data as marl_eval_data
 from .exchange import write_marl_eval as write_marl_eval

@@ -205,6 +205,11 @@ def plotly_html(page: Page, figure: Figure, height: int | None = None) -> Html:
     return Html(f'<div class="key">{"".join(entries)}</div>\n{drawn}')
 
 
+def with_notes(page: Page, figure: Figure, height: int | None = None) -> list[Html]:
+    """Draw a figure for a page as `plotly_html`, with its caption and its notes below it."""
+    return [plotly_html(page, figure, height), *map(note, filter(None, (figure.caption, *figure.notes)))]
+
+
 def _plotly_entry(label: str, kind: str, color: str, place: int) -> Html:
     """An entry of the legend; the script of the page hides the curves that have its value in `meta`."""
     line = f'<line x2="30" y1="5" y2="5" stroke="{color}" stroke-dasharray="{_LINES[place % len(_LINES)][2]}"/>'

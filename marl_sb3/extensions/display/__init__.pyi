@@ -40,6 +40,7 @@ from .terminal_pictures import Canvas as Canvas
 from .terminal_pictures import Room as Room
 from .terminal_pictures import image_picture as image_picture
 from .terminal_pictures import scene_picture as scene_picture
+from .text import between as between
 from .text import duration as duration
 from .text import folded as folded
 from .text import number as number

@@ -19,6 +19,11 @@ def number(value: Any, digits: int = 2) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
+def between(bounds: tuple[float, float] | None) -> str:
+    """Format an interval: `1.20 to 3.40`; None is a dash."""
+    return "-" if bounds is None else " to ".join(map(number, bounds))
+
+
 def short(value: Any) -> str:
     """Format a value of any kind; floats have four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -25,8 +25,8 @@ from marl_sb3.results import (
     draw_up,
     group_by_argument,
     marl_eval_data,
-    plotly_html,
     read_run,
+    with_notes,
     write_figure,
 )
 from marl_sb3.tools.benchmarking.plan import OUTCOME, Benchmark, EnvOfBenchmark, Training
@@ -198,7 +198,7 @@ def _page(benchmark: Benchmark, figures: Mapping[str, Figure]) -> Page:
         parts = [table([row[1:] for row in of_env], HEAD[1:]), *map(note, filter(None, [explained]))]
         explained = ""
         if (figure := figures.get(name)) is not None:
-            parts += [plotly_html(page, figure), *map(note, filter(None, (figure.caption, *figure.notes)))]
+            parts += with_notes(page, figure)
         page.add(name, *parts)
     failed = [how_it_ended(each) for each in benchmark.trainings if each.failure_file.exists()]
     if failed:

@@ -15,7 +15,7 @@ from typing import Any
 
 from marl_sb3.core.config import Count, PositiveInt, accepts, algorithm_info, require
 from marl_sb3.core.metrics import flatten
-from marl_sb3.errors import ConfigError, require_known, shown
+from marl_sb3.errors import ConfigError, refuse, require_known, shown
 from marl_sb3.evaluation import OPPONENTS, RANDOM, is_code
 from marl_sb3.files import (
     UNFINISHED,
@@ -151,7 +151,10 @@ class Benchmark:
             names += [str(path.relative_to(self.folder)) for path in files]
         with path_is_usable("cannot use the folder of a benchmark", self.shown, "folder"):
             require_own(self.folder, dict.fromkeys(names))
-            if not any(self.folder.glob(f"*/*/{_SETTINGS_FILE}")) and (other := _first_file(self.folder)) is not None:
+            others = (path for path in self.folder.rglob("*") if not path.is_dir())
+            if not any(self.folder.glob(f"*/*/{_SETTINGS_FILE}")) and (
+                other := next((path for path in others if not path.name.startswith(UNFINISHED)), None)
+            ):  # what a start leaves that was cut off counts for nothing
                 words = f"--folder is {self.shown}, which holds no benchmark, but {other.relative_to(self.folder)}"
                 raise ConfigError(f"{words}; accepted: a new or empty folder, or that of a benchmark", key="folder")
         for each in self.open():
@@ -190,18 +193,11 @@ class Benchmark:
         before, now = (flatten(each) for each in (found, parse_value(_settings(training))))
         for key in {**now, **before}:
             if before.get(key) != now.get(key):
-                name, (old, new) = (
-                    key.partition("/")[2].replace("/", "."),
-                    (shown(each.get(key)) for each in (before, now)),
+                name, (old, new) = key.partition("/")[2], (shown(each.get(key)) for each in (before, now))
+                words = (
+                    f"{file.parent} has trainings with {name.replace('/', '.')} {old}, and {self.file} now has {new}"
                 )
-                words = f"{file.parent} has trainings with {name} {old}, and {self.file} now has {new}"
                 raise ConfigError(f"{words}; accepted: the same settings, or another --folder", key="folder")
-
-
-def _first_file(folder: Path) -> Path | None:
-    """Return a file in a folder that is not of a start of a benchmark that was cut off; None if there is none."""
-    files = (path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(UNFINISHED))
-    return next(files, None)
 
 
 def _settings(training: Training) -> str:
@@ -283,15 +279,16 @@ class _Reader:
         references = self._mapping(f"{where}.references", given.get("references") or {})
         for who, value in references.items():
             if not isinstance(value, (int, float)) or isinstance(value, bool):
-                raise self._refused(f"{where}.references.{who}", f"is {shown(value)}; accepted: a number")
+                refuse(f"{self.file}: {where}.references.{who}", value, "a number", f"{where}.references.{who}")
         return EnvOfBenchmark(name, folder, Evaluation(episodes, checkpoint, against), metrics, references)
 
     def _seeds(self, where: str, given: Mapping[str, Any]) -> list[int]:
         where, seeds = (f"{where}.seeds", given["seeds"]) if "seeds" in given else ("seeds", self.top.get("seeds", 1))
         listed = list(range(seeds)) if accepts(PositiveInt, seeds) else seeds
         if not isinstance(listed, list) or not listed or len({*map(str, listed)}) < len(listed):
-            accepted = "a number of seeds of at least 1, or a list of different seeds"
-            raise self._refused(where, f"is {shown(seeds)}; accepted: {accepted}")
+            refuse(
+                f"{self.file}: {where}", seeds, "a number of seeds of at least 1, or a list of different seeds", where
+            )
         return [require(f"{self.file}: {where}", seed, Count, where) for seed in listed]
 
     def _algos_of(self, where: str, of_env: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -329,7 +326,8 @@ class _Reader:
             ("presets", presets, bool, "true or false"),
         ):
             if not isinstance(value, kind):
-                raise self._refused(f"envs.{env_name}, {algo_name}: {key}", f"is {shown(value)}; accepted: {accepted}")
+                where = f"envs.{env_name}, {algo_name}: {key}"
+                refuse(f"{self.file}: {where}", value, accepted, where)
         if "seed" in settings:
             raise ConfigError(f"{from_place['seed']}: accepted: seeds, beside envs or in an env", key="seed")
         self._require_trusted(f"envs.{env_name}", [each for each in (env, algo) if ":" in each])
@@ -353,12 +351,12 @@ class _Reader:
 
     def _mapping(self, key: str, value: Any) -> Mapping[str, Any]:
         if not isinstance(value, Mapping):
-            raise self._refused(key, f"is {shown(value)}; accepted: a mapping")
+            refuse(f"{self.file}: {key}", value, "a mapping", key)
         return {str(name): own for name, own in value.items()}
 
     def _names(self, key: str, value: Any) -> list[str]:
         if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
-            raise self._refused(key, f"is {shown(value)}; accepted: a list of names")
+            refuse(f"{self.file}: {key}", value, "a list of names", key)
         return list(value)
 
     def _entries(self, key: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
@@ -366,17 +364,13 @@ class _Reader:
         if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
             return {name: {} for name in value}
         if not isinstance(value, Mapping):
-            raise self._refused(
-                key, f"is {shown(value)}; {_ENTRIES}" if value is not None else f"is missing; {_ENTRIES}"
-            )
+            raise self._refused(key, f"is {'missing' if value is None else shown(value)}; {_ENTRIES}")
         return {str(name): self._mapping(f"{key}.{name}", own or {}) for name, own in value.items()}
 
     def _require_trusted(self, key: str, names: Sequence[str]) -> None:
         if names and not self.trusted:
-            words = (
-                f"wants to import {', '.join(map(shown, names))}; accepted: with --trust-file, if you trust this code"
-            )
-            raise self._refused(key, words)
+            words = f"wants to import {', '.join(map(shown, names))}"
+            raise self._refused(key, f"{words}; accepted: with --trust-file, if you trust this code")
 
 
 _ENTRIES = "accepted: a list of names, or a mapping from names to settings"

@@ -35,22 +35,19 @@ def fitting(vec_env: MultiAgentVecEnv, evidence: Evidence) -> dict[str, Any]:
     groups = [_group(vec_env, number, evidence) for number in range(len(vec_env.groups))]
     masked = any(mask is not None for mask in vec_env.reset().action_masks)
     algorithm = MASKED if masked and MASKED in ALGORITHMS else "ppo"
+    kinds = {type(group.action_space) for group in vec_env.groups}
+    # Those with a replay buffer take Discrete actions.
+    takes = {name: {spaces.Discrete} if "buffer" in when else _WITH_MASKS for name, when in _MASKED_TOO.items()}
+    too = {name: when for name, when in _MASKED_TOO.items() if name in ALGORITHMS and kinds <= takes[name]}
     return {
         "vectorizer": "batched" if isinstance(vec_env, BatchedVecEnv) else "sync",
         "algorithm": algorithm,
         "algorithm_class": ALGORITHMS[algorithm].class_name,
         "action_masks": masked,
-        "masked_too": _masked_too(vec_env) if masked else {},
+        "masked_too": too if masked else {},
         "policies": "shared" if len(groups) == 1 else "per_agent",
         "groups": groups,
     }
-
-
-def _masked_too(vec_env: MultiAgentVecEnv) -> dict[str, str]:
-    """Return the other algorithms with masks that fit the actions; those with a replay buffer take Discrete ones."""
-    kinds = {type(group.action_space) for group in vec_env.groups}
-    takes = {name: {spaces.Discrete} if "buffer" in when else _WITH_MASKS for name, when in _MASKED_TOO.items()}
-    return {name: when for name, when in _MASKED_TOO.items() if name in ALGORITHMS and kinds <= takes[name]}
 
 
 def _group(vec_env: MultiAgentVecEnv, number: int, evidence: Evidence) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from marl_sb3.core.metrics import (
     probability_of_improvement,
     sample_stats,
 )
-from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display import note, number, table
+from marl_sb3.errors import ConfigError, refuse
+from marl_sb3.extensions.display import between, note, number, table
 from marl_sb3.results import (
     RETURN,
     SAME_END,
@@ -212,7 +212,7 @@ def compare_groups(
 ) -> Comparison:
     """See `compare`."""
     if mode not in ("max", "min"):
-        raise ConfigError(f"mode is {mode!r}; accepted: max, min", key="--mode")
+        refuse("mode", mode, "max, min", "--mode")
     if len(groups.runs) < 2:
         (label,) = groups.runs
         raise ConfigError(f"only {label} is given; accepted: two experiments or more", key="run")
@@ -293,11 +293,6 @@ def _pair(baseline: Sample, other: Sample, sign: float, comparisons: int) -> Pai
 # --- Words -----------------------------------------------------------------------------------------------------------
 
 Table = tuple[list[str], list[list[str]]]  # head and rows
-
-
-def between(bounds: tuple[float, float] | None) -> str:
-    """Say an interval: `1.2 to 3.4`; `-` if there is none."""
-    return "-" if bounds is None else f"{number(bounds[0])} to {number(bounds[1])}"
 
 
 def tables(found: Comparison) -> tuple[Table, Table, Table]:

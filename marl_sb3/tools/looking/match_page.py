@@ -20,7 +20,7 @@ from marl_sb3.results import PAGE_LAYOUT, Curve, Figure, Panel, plotly_html
 from marl_sb3.startup import require_extra
 
 if TYPE_CHECKING:
-    from marl_sb3.tools.looking.matching import Match, Points
+    from marl_sb3.tools.looking.matching import Match
 
 SUFFIXES = (".html", ".json")
 _MOST_WITH_INTERVALS = 6  # players; with more of them the cells of a terminal's tables are too wide
@@ -28,7 +28,7 @@ _MOST_WITH_TEXT = 16  # players; with more, the cells of a heat map are too smal
 _LONGEST_WHOLE = 40  # characters of a name that is never folded in a terminal's table
 _MOST_CYCLES = 5  # that are listed
 _CELL, _EDGES = 46, 130  # pixels
-_LONGEST_NAME = 14  # characters of a player's name on a heat map
+_LONGEST_NAME = 14  # characters of a player's name on a heat map, of which there is little room on a phone
 _COLORS = ((0.0, "#D55E00"), (0.5, "#F2F2F2"), (1.0, "#0072B2"))  # of Okabe and Ito
 
 _ACTIONS = {True: "the most likely actions", False: "sampled actions", None: "actions by each run's setting"}
@@ -231,7 +231,15 @@ def sections(page: Page, found: Match) -> Iterator[tuple[str, list[Html]]]:
         yield "Did it get better?", [plotly_html(page, progress), note(text)]
     if found.opposed is not None:
         shares = [[None if cell is None else 100 * cell.share for cell in row] for row in found.points]
-        hints = [["" if cell is None else _hint(cell) for cell in row] for row in found.points]
+        hints = [
+            [
+                f"{_share(cell.share, cell.ci95, True)} %<br>{cell.won} won, {cell.drawn} drawn, {cell.lost} lost"
+                if cell is not None
+                else ""
+                for cell in row
+            ]
+            for row in found.points
+        ]
         look = _look(0.0, 100.0, 0, "points, %; white: even")
         yield "Points of the row against the column, %", [_heat_map(page, found, order, shares, hints, look)]
     means = {
@@ -257,16 +265,6 @@ def _look(low: float, high: float, digits: int, legend: str) -> dict[str, Any]:
     return {"zmin": low, "zmax": high, "texttemplate": f"%{{z:.{digits}f}}", "colorbar": bar, "colorscale": _COLORS}
 
 
-def _end_of(name: str) -> str:
-    """The name of a player on a heat map, which leaves little room on a phone."""
-    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
-
-
-def _hint(cell: Points) -> str:
-    share = _share(cell.share, cell.ci95, intervals=True)
-    return f"{share} %<br>{cell.won} won, {cell.drawn} drawn, {cell.lost} lost"
-
-
 def _heat_map(
     page: Page,
     found: Match,
@@ -279,11 +277,12 @@ def _heat_map(
     from plotly.graph_objects import Heatmap
 
     rows, columns = _seated(values, order)
-    ranks = _ranks(order)
+    ranks, names = _ranks(order), [player.name for player in found.players]
+    names = [name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}" for name in names]
     heat = Heatmap(
         z=[[values[one][two] for two in columns] for one in rows],
         x=[ranks[two] for two in columns],
-        y=[f"{ranks[one]} {words(_end_of(found.players[one].name))}" for one in rows],
+        y=[f"{ranks[one]} {words(names[one])}" for one in rows],
         customdata=[[hints[one][two] for two in columns] for one in rows],
         hovertemplate="%{y} against %{x}: %{customdata}<extra></extra>",
         **{**look, "texttemplate": look["texttemplate"] if len(columns) <= _MOST_WITH_TEXT else ""},

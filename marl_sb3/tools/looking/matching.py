@@ -194,17 +194,16 @@ def match(
         the_sides = sides_of(bundles, envs.agents, sides)
         placed = [seated(player, envs, the_sides) for player in found]
         notes += _cannot(placed)
-        table = _Games(envs.agents, the_sides, [_looking_ahead(player, search) for player, _ in placed])
+        ahead = [
+            player if (bundle := bundle_of(player.plays)) is None else replace(player, plays=searching(bundle, search))
+            for player, _ in placed
+        ]
+        table = _Games(envs.agents, the_sides, ahead)
         bars = cleanup.enter_context(progress_bars())
         playing = bars.add_task("episodes", total=episodes * len(table.seatings))
         table.play(envs, episodes, deterministic, seed, lambda _: bars.advance(playing))
     found_out = table.result(config.env, episodes, seed, notes)
     return replace(found_out, deterministic=deterministic, search=search)
-
-
-def _looking_ahead(player: Player, simulations: int) -> Player:
-    bundle = bundle_of(player.plays) if simulations else None
-    return player if bundle is None else replace(player, plays=searching(bundle, simulations))
 
 
 def _named(players: Mapping[str, Any] | Sequence[Any], taken: Collection[str]) -> dict[str, Any]:

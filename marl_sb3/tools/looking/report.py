@@ -47,9 +47,9 @@ from marl_sb3.results import (
     find_runs,
     group_by_settings,
     hints,
-    plotly_html,
     policies_in,
     read_run,
+    with_notes,
 )
 from marl_sb3.runs import RunFolder, TrainConfig, load_config, resolved, to_yaml
 from marl_sb3.startup import require_extra
@@ -85,15 +85,6 @@ class RunData:
     folder: Path  # as the user has named it
     config: TrainConfig  # its configuration
     record: RunRecord  # what it has logged; of a damaged `result.jsonl`, what comes before the damage
-
-    @classmethod
-    def read(cls, folder: Path, env: str | None = None) -> RunData:
-        """Read a run folder.
-
-        Raises:
-            ConfigError: `config.yaml` is not valid.
-        """
-        return cls(folder, RunFolder(folder).read_config(env, makes_env=False), read_run(folder))
 
     @cached_property
     def findings(self) -> list[Problem]:
@@ -133,7 +124,7 @@ def read_runs(names: Sequence[str], env: str | None = None) -> tuple[list[RunDat
     warnings: list[str] = []
     for folder in folders:
         try:
-            runs.append(RunData.read(folder, env))
+            runs.append(RunData(folder, RunFolder(folder).read_config(env, makes_env=False), read_run(folder)))
         except ConfigError as error:
             if len(folders) == 1:
                 raise
@@ -200,11 +191,11 @@ def _page_of_one(run: RunData) -> Page:
     page.add("Hints", *_hints(run))
     page.add("Settings", *_settings(run.config))
     if len(run.record.steps):
-        page.add("Curves", *(part for figure in _curves(run.record) for part in _drawn(page, figure, height=360)))
+        page.add("Curves", *(part for figure in _curves(run.record) for part in with_notes(page, figure, height=360)))
         page.add("Agents", table(*_agents(run)))
     if policies_in(run.record.columns):
         page.add("Policies", table(*_policies(run)), note("From KL on: medians over the last quarter of the run."))
-        page.add("Learner health", *_drawn(page, _learner_curves(run.record), height=260))
+        page.add("Learner health", *with_notes(page, _learner_curves(run.record), height=260))
     if is_regular(run.folder / _MATCH):
         for heading, parts in _match(page, run.folder / _MATCH):
             page.add(heading, *parts)
@@ -251,8 +242,10 @@ def _page_of_several(runs: Sequence[RunData]) -> Page:
     )
     for env in dict.fromkeys(run.config.env for run in runs):
         records = [run.record for run in runs if run.config.env == env and RETURN in run.record.metrics]
-        if records:
-            page.add(f"Returns in {env}", *_returns(page, records))
+        if records:  # the mean of the runs that differ in their seeds alone
+            groups = group_by_settings(records)
+            several = replace(groups, runs=dict(list(groups.runs.items())[:_MOST_LINES]))
+            page.add(f"Returns in {env}", *with_notes(page, draw_up(several, [RETURN])))
     cards = [
         part
         for run in runs
@@ -261,17 +254,6 @@ def _page_of_several(runs: Sequence[RunData]) -> Page:
     ]
     page.add("Hints", *(cards or [note("Nothing looks wrong.")]))
     return page
-
-
-def _returns(page: Page, records: Sequence[RunRecord]) -> list[Html]:
-    """The mean return of the runs that differ in their seeds alone, with a band."""
-    groups = group_by_settings(records)
-    several = replace(groups, runs=dict(list(groups.runs.items())[:_MOST_LINES]))
-    return _drawn(page, draw_up(several, [RETURN]))
-
-
-def _drawn(page: Page, figure: Figure, **how: int) -> list[Html]:
-    return [plotly_html(page, figure, **how), *map(note, filter(None, (figure.caption, *figure.notes)))]
 
 
 def _curves(run: RunRecord) -> Iterator[Figure]:

@@ -11,7 +11,7 @@ from marl_sb3.core.config import counted
 from marl_sb3.core.metrics import SampleStats, sample_stats
 from marl_sb3.core.state import Checkpoint, StateReader
 from marl_sb3.evaluation import Evaluation, EvaluationPlan, SeatEvaluations
-from marl_sb3.extensions.display import number, one_line
+from marl_sb3.extensions.display import between, number, one_line
 from marl_sb3.extensions.hub import Address
 from marl_sb3.files import yaml_text
 from marl_sb3.runs import SUM, EvaluatedRun, TrainConfig, samples_of, samples_of_seats
@@ -80,13 +80,15 @@ def card_text(
     """
     title = address.repo if address else f"{config.env}, {config.algo}"
     meta = yaml_text(_metadata(config, measured, title))
+    versions = found.about.fields("versions").values().items()
+    rows = "".join(f"| {_text(name)} | {_text(version)} |\n" for name, version in versions)
     parts = [
         f"---\n{meta}---\n\n# {_text(title)}\n",
         _origin(config, found),
         *_film(measured.film, address),
         f"## Results\n\n{measured.how} Intervals are of the mean, 95 %.\n\n{_table(measured, references)}",
         _use(config, measured, address),
-        _made_with(found),
+        f"## Made with\n\n| package | version |\n| --- | --- |\n{rows}",
     ]
     return "\n".join(f"{part.rstrip()}\n" for part in parts)
 
@@ -124,7 +126,8 @@ def _metadata(config: TrainConfig, measured: Measured, title: str) -> dict[str, 
 
 
 def _origin(config: TrainConfig, found: Checkpoint) -> str:
-    agents = ", ".join(f"{agent}: {policy}" for agent, policy in list(_policy_of(found).items())[:_MOST_AGENTS])
+    policy_of: Mapping[str, str] = StateReader(found.state).fields("policy_of").values()
+    agents = ", ".join(f"{agent}: {policy}" for agent, policy in list(policy_of.items())[:_MOST_AGENTS])
     given = "".join(f", {name} = {value!r}" for name, value in config.env_kwargs.items())
     steps = found.about.integer("num_env_steps")
     return (
@@ -134,25 +137,16 @@ def _origin(config: TrainConfig, found: Checkpoint) -> str:
     )
 
 
-def _policy_of(found: Checkpoint) -> Mapping[str, str]:
-    policy_of: Mapping[str, str] = StateReader(found.state).fields("policy_of").values()
-    return policy_of
-
-
 def _table(measured: Measured, references: Mapping[str, float]) -> str:
     has_random = any(theirs is not None for _, _, theirs in measured.rows)
     head = ["", "mean", "interval", "SD", *(["random agents", "interval"] if has_random else [])]
     lines = [head, ["---"] * len(head)]
     for name, ours, theirs in measured.rows:
-        random = [number(theirs.mean), _interval(theirs)] if theirs is not None else []
-        lines.append([_text(name), number(ours.mean), _interval(ours), number(ours.sd), *random])
+        random = [number(theirs.mean), between(theirs.ci95)] if theirs is not None else []
+        lines.append([_text(name), number(ours.mean), between(ours.ci95), number(ours.sd), *random])
     rest = ["-"] * (len(head) - 2)
     lines += [[_text(f"reference, {SUM}: {name}"), number(value), *rest] for name, value in references.items()]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _interval(stats: SampleStats) -> str:
-    return "-" if stats.ci95 is None else f"{number(stats.ci95[0])} to {number(stats.ci95[1])}"
 
 
 def _use(config: TrainConfig, measured: Measured, address: Address | None) -> str:
@@ -186,12 +180,6 @@ actions = policies.predict(observations, deterministic={deterministic})  # {{age
 {settings}python -m marl_sb3.train{named} --hparams {file}
 ```
 """
-
-
-def _made_with(found: Checkpoint) -> str:
-    versions = found.about.fields("versions").values()
-    rows = "".join(f"| {_text(name)} | {_text(version)} |\n" for name, version in versions.items())
-    return f"## Made with\n\n| package | version |\n| --- | --- |\n{rows}"
 
 
 def _text(text: object) -> str:

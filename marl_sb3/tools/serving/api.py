@@ -354,7 +354,19 @@ class Api:
     async def _info(self, _: Request) -> Response:
         served = self._predictor.served
         bundle, limits = served.bundle, msgspec.to_builtins(self._limits)
-        policies = {policy_id: _policy_info(served, policy_id) for policy_id in bundle.policies}
+        policies = {
+            policy_id: PolicyInfo(
+                algorithm=type(policy).__name__,
+                action_masks=served.takes_masks(policy_id),
+                states=served.has_memory(policy_id),
+                backend="onnx" if policy_id in served.sessions else "torch",
+            )
+            for policy_id, policy in bundle.policies.items()
+        }
+        described = {
+            policy_id: AgentInfo(policy_id, describe(own.observation), describe(own.action))
+            for policy_id, own in bundle.spaces.items()
+        }
         content = Info(
             learns=False,
             version=marl_sb3.__version__,
@@ -362,7 +374,7 @@ class Api:
             checkpoint=served.checkpoint,
             checkpoint_why=bundle.checkpoint_why,
             env_steps=served.env_steps,
-            agents=_agent_infos(served),
+            agents={agent: described[policy_id] for agent, policy_id in bundle.policy_of.items()},
             policies=policies,
             weights_sha256=served.weights_sha256,
             limits=limits,
@@ -412,23 +424,6 @@ class Api:
             served = self._predictor.served
             self._say(f"serving {served.checkpoint}, of {served.env_steps:,} env steps")
             self._replaced()
-
-
-def _agent_infos(served: Served) -> dict[str, AgentInfo]:
-    described = {
-        policy_id: AgentInfo(policy_id, describe(own.observation), describe(own.action))
-        for policy_id, own in served.bundle.spaces.items()
-    }
-    return {agent: described[policy_id] for agent, policy_id in served.bundle.policy_of.items()}
-
-
-def _policy_info(served: Served, policy_id: str) -> PolicyInfo:
-    return PolicyInfo(
-        algorithm=type(served.bundle.policies[policy_id]).__name__,
-        action_masks=served.takes_masks(policy_id),
-        states=served.has_memory(policy_id),
-        backend="onnx" if policy_id in served.sessions else "torch",
-    )
 
 
 async def _chunks(data: bytes) -> AsyncIterator[bytes]:

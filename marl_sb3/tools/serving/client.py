@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from marl_sb3.errors import CheckpointError, ConfigError, MarlSb3Error
+from marl_sb3.errors import CheckpointError, ConfigError, MarlSb3Error, refuse
 
 if TYPE_CHECKING:
     from marl_sb3.core.acting import PolicyBundle
@@ -94,7 +94,7 @@ class PolicyClient:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"url is {url!r}; accepted: such as http://127.0.0.1:8000", key="url")
+            refuse("url", url, "such as http://127.0.0.1:8000")
         make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._connection = make(parts.hostname, parts.port, timeout=timeout_s)
         self._path = parts.path.rstrip("/")

@@ -269,16 +269,12 @@ def external_server(algorithm: MultiAgentAlgorithm, *, limits: Limits = DEFAULT_
     api = ExternalApi(env, algorithm.policy_of, on_policy, limits)
 
     def measured() -> list[Family]:
-        return [*api.families(), *_progress(algorithm)]
+        done = algorithm.parts.counters  # which a resumed training goes on counting
+        return [
+            *api.families(),
+            counter("marl_sb3_env_steps_total", "Env steps of the training.", done.env_steps),
+            counter("marl_sb3_episodes_total", "Episodes that have ended.", done.episodes),
+            counter("marl_sb3_iterations_total", "Iterations that are done; policies learn in each.", done.iteration),
+        ]
 
     return Server(api.routes, Listening(**listening), limits, measured=measured, unready=api.unready)
-
-
-def _progress(algorithm: MultiAgentAlgorithm) -> list[Family]:
-    """Return the metrics of a training, which a resumed one continues."""
-    done = algorithm.parts.counters
-    return [
-        counter("marl_sb3_env_steps_total", "Env steps of the training.", done.env_steps),
-        counter("marl_sb3_episodes_total", "Episodes that have ended.", done.episodes),
-        counter("marl_sb3_iterations_total", "Iterations that are done; policies learn in each.", done.iteration),
-    ]

@@ -156,11 +156,8 @@ def error_response(message: str, status: int, headers: Mapping[str, str] | None 
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return error_response(str(error), error.status, **error.more)
-
-
-async def _misused(_: Request, error: Exception) -> Response:
+    if isinstance(error, RequestError):
+        return error_response(str(error), error.status, **error.more)
     more = {name: getattr(error, name, None) for name in ("agent", "key", "accepted")}
     return error_response(str(error), 400, **more)
 
@@ -174,7 +171,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return error_response(words.get(error.status_code, error.detail), error.status_code, headers)
 
 
-HANDLERS: Mapping[Any, Any] = {RequestError: _refused, ConfigError: _misused, HTTPException: _http_error}
+HANDLERS: Mapping[Any, Any] = {RequestError: _refused, ConfigError: _refused, HTTPException: _http_error}
 
 
 # --- The guard -------------------------------------------------------------------------------------------------------

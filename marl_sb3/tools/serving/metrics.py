@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -68,30 +68,23 @@ class Histogram:
 
     def __init__(self, name: str, words: str, bounds: Sequence[float], label: str = "") -> None:
         self._name, self._words, self._bounds, self._label = name, words, bounds, label
-        # value of the label -> number of values in each bucket, and their sum
-        self._counted: dict[str, tuple[list[int], list[float]]] = {}
-        if not label:
-            self._counted[""] = self._nothing()  # a metric without labels is there from the start
-
-    def _nothing(self) -> tuple[list[int], list[float]]:
-        return [0] * (len(self._bounds) + 1), [0.0]
+        # Value of the label -> number of values in each bucket, and their sum. Without labels, it is there at once.
+        self._counts: dict[str, list[int]] = defaultdict(lambda: [0] * (len(bounds) + 1))
+        self._sums: dict[str, float] = defaultdict(float, {} if label else {"": 0.0})
 
     def observe(self, value: float, of: str = "") -> None:
         """Count a value; `of` is that of the label."""
-        if of not in self._counted:
-            self._counted[of] = self._nothing()
-        counts, total = self._counted[of]
-        counts[bisect_left(self._bounds, value)] += 1
-        total[0] += value
+        self._counts[of][bisect_left(self._bounds, value)] += 1
+        self._sums[of] += value
 
     def family(self) -> Family:
         """Return what was counted."""
         return Family(self._name, "histogram", self._words, list(self._samples()))
 
     def _samples(self) -> Iterator[Sample]:
-        for of, (counts, (total,)) in sorted(self._counted.items()):
+        for of, total in sorted(self._sums.items()):
             labels, below = {self._label: of} if self._label else {}, 0
-            for bound, count in zip((*self._bounds, math.inf), counts, strict=True):
+            for bound, count in zip((*self._bounds, math.inf), self._counts[of], strict=True):
                 below += count  # a bucket has all values up to its bound
                 yield Sample(below, {**labels, "le": _number(float(bound))}, "_bucket")
             yield Sample(total, labels, "_sum")

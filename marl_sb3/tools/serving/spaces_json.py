@@ -262,10 +262,10 @@ def describe(space: Space) -> dict[str, Any]:
     A bound is one number if all are equal, else nested lists; null where there is none.
     """
     space = env_space(space)
-    describer = next((made for kind, made in _DESCRIBERS.items() if isinstance(space, kind)), None)
-    if describer is None:
-        raise ConfigError(f"{space} cannot be described; accepted: {', '.join(kind.__name__ for kind in _DESCRIBERS)}")
-    return describer(space)
+    kind = next((kind for kind in _FIELDS if isinstance(space, kind)), None)
+    if kind is None:
+        raise ConfigError(f"{space} cannot be described; accepted: {', '.join(kind.__name__ for kind in _FIELDS)}")
+    return {"kind": kind.__name__, **{name: plain(getattr(space, name)) for name, plain in _FIELDS[kind].items()}}
 
 
 def _bound_to_plain(bound: Array) -> Any:
@@ -280,24 +280,18 @@ def _without_infinities(plain: Any) -> Any:
     return None if isinstance(plain, float) and not math.isfinite(plain) else plain
 
 
-_DESCRIBERS: Mapping[type[Space], Callable[[Any], dict[str, Any]]] = {
-    spaces.Box: lambda space: {
-        "kind": "Box",
-        "shape": list(space.shape),
-        "dtype": str(space.dtype),
-        "low": _bound_to_plain(space.low),
-        "high": _bound_to_plain(space.high),
-    },
-    spaces.Discrete: lambda space: {"kind": "Discrete", "n": int(space.n), "start": int(space.start)},
-    spaces.MultiDiscrete: lambda space: {
-        "kind": "MultiDiscrete",
-        "nvec": space.nvec.tolist(),
-        "start": space.start.tolist(),
-    },
-    spaces.MultiBinary: lambda space: {"kind": "MultiBinary", "shape": list(space.shape)},
-    spaces.Dict: lambda space: {
-        "kind": "Dict",
-        "spaces": {str(name): describe(part) for name, part in space.spaces.items()},
-    },
-    spaces.Tuple: lambda space: {"kind": "Tuple", "spaces": [describe(part) for part in space.spaces]},
+def _described_parts(parts: Any) -> Any:
+    if isinstance(parts, Mapping):
+        return {str(name): describe(part) for name, part in parts.items()}
+    return [describe(part) for part in parts]
+
+
+# Kind of space -> its attributes, and what makes plain data of each.
+_FIELDS: Mapping[type[Space], Mapping[str, Callable[[Any], Any]]] = {
+    spaces.Box: {"shape": list, "dtype": str, "low": _bound_to_plain, "high": _bound_to_plain},
+    spaces.Discrete: {"n": int, "start": int},
+    spaces.MultiDiscrete: {"nvec": np.ndarray.tolist, "start": np.ndarray.tolist},
+    spaces.MultiBinary: {"shape": list},
+    spaces.Dict: {"spaces": _described_parts},
+    spaces.Tuple: {"spaces": _described_parts},
 }

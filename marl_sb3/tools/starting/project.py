@@ -9,7 +9,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, refuse
 from marl_sb3.files import path_is_usable, require_file_name
 
 KINDS = ("parallel", "turns")
@@ -48,7 +48,7 @@ def write_project(name: str, kind: str, folder: Path) -> list[Path]:
 def _require_free(name: str) -> None:
     """Refuse a name under which Python would not import the new module."""
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise ConfigError(f"NAME is {name!r}; accepted: a name for a module of Python, such as my_env", key="NAME")
+        refuse("NAME", name, "a name for a module of Python, such as my_env")
     require_file_name("NAME", name, "NAME")
     found = None if name in sys.modules else find_spec(name)
     if name in sys.modules or name in sys.stdlib_module_names or (found is not None and found.origin is not None):

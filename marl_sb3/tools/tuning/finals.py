@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from marl_sb3.core.config import counted
 from marl_sb3.core.metrics import difference_interval, sample_stats
-from marl_sb3.extensions.display import number
+from marl_sb3.extensions.display import between, number
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trial import CANDIDATE, PRESET, SEED_INDEX, value_of
 
@@ -270,7 +270,7 @@ def _sentence(study: TuneStudy, race: Race, won: Candidate) -> str:
     ours, theirs = (sample_stats(list(candidate.values.values())) for candidate in (shown, preset))
     seeds = f"{ours.n} fresh seeds" if ours.n == theirs.n else f"{ours.n} and {theirs.n} fresh seeds"
     means = f"{number(ours.mean)} against {number(theirs.mean)}"
-    interval = f"gain {number(gain)}, 90 % interval {number(low)} to {number(high)}"
+    interval = f"gain {number(gain)}, 90 % interval {between((low, high))}"
     measured = f"{means} ({interval}), trained for {steps} with {seeds} each"
     if won is preset:
         return f"The preset is kept: no trial is clearly better. The best, {shown.name}, has {measured}."
@@ -305,14 +305,13 @@ def rows(race: Race) -> list[list[str]]:
     for candidate in race.candidates:
         stats = sample_stats(list(candidate.values.values()))
         failed = f", {len(candidate.failed)} failed" if candidate.failed else ""
-        interval = "-" if stats.ci95 is None else " to ".join(map(number, stats.ci95))
         against = ["", "", ""]
         if candidate.trial is not None and stats.n:
-            gain, *bounds = race.difference(candidate)
-            verdict = "better" if bounds[0] > 0 else "worse" if bounds[1] < 0 else "undecided"
+            gain, low, high = race.difference(candidate)
+            verdict = "better" if low > 0 else "worse" if high < 0 else "undecided"
             verdict = verdict if stats.n == race.seeds else "left out"
-            against = [number(gain), " to ".join(map(number, bounds)), verdict]
+            against = [number(gain), between((low, high)), verdict]
         if candidate.trial is not None and wanted and candidate in racing:
             against[-1] = "still racing"
-        table.append([candidate.name, f"{stats.n}{failed}", number(stats.mean), interval, *against])
+        table.append([candidate.name, f"{stats.n}{failed}", number(stats.mean), between(stats.ci95), *against])
     return table

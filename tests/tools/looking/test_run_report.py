@@ -21,6 +21,11 @@ GIF = b"GIF89a and so on"
 SMALL = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15, "policy_kwargs.net_arch": [8]}
 
 
+def of_run(folder: Path) -> RunData:
+    (run,), _ = read_runs([str(folder)])
+    return run
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs of the arena with policies of their own, and one without a checkpoint or a log."""
@@ -42,7 +47,7 @@ def text_of(html: str) -> str:
 
 def test_the_page_of_a_run_has_all_its_sections(runs: Path) -> None:
     (runs / "seed1" / "play.gif").write_bytes(GIF)
-    html = html_page([RunData.read(runs / "seed1")]).html()
+    html = html_page([of_run(runs / "seed1")]).html()
     (runs / "seed1" / "play.gif").unlink()
     assert re.findall(r"<h2>(.*?)</h2>", html) == [
         *("Summary", "Hints", "Settings", "Curves", "Agents", "Policies", "Learner health", "Videos"),
@@ -57,7 +62,7 @@ def test_the_page_of_a_run_has_all_its_sections(runs: Path) -> None:
 
 
 def test_settings_that_differ_from_the_preset_come_first(runs: Path) -> None:
-    html = html_page([RunData.read(runs / "seed1")]).html()
+    html = html_page([of_run(runs / "seed1")]).html()
     first = html[html.index("<h2>Settings") : html.index("<details>")]
     rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>", first)
     assert {name: (own, preset) for name, own, preset in rows} == {
@@ -87,7 +92,7 @@ def data(folder: Path, returns: list[float], **more: Any) -> RunData:
         {"num_env_steps_sampled_lifetime": 10 * (n + 1), "env_runners": {"episode_return_mean": value}}
         for n, value in enumerate(returns)
     ]
-    found = RunData.read(folder)
+    found = of_run(folder)
     return replace(found, record=replace(found.record, results=[flatten({**row, **more}) for row in rows]))
 
 
@@ -152,10 +157,10 @@ def test_hints_are_on_the_page(runs: Path, tmp_path: Path) -> None:
         {"iteration": n, "num_env_steps_sampled_lifetime": n, "learners": {"p": {"mean_kl_loss": 3.0}}} for n in (1, 2)
     ]
     (tmp_path / "result.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    text = text_of(html_page([RunData.read(tmp_path)]).html())
+    text = text_of(html_page([of_run(tmp_path)]).html())
     assert "policy p: the KL divergence explodes" in text
     assert "learners/p/mean_kl_loss is 3; usual: about 0.02 or less." in text
-    lines = markdown([RunData.read(tmp_path)]).splitlines()[3:]
+    lines = markdown([of_run(tmp_path)]).splitlines()[3:]
     assert lines[3].startswith(
         "- looks wrong: policy p: the KL divergence explodes, 3 (usual: about 0.02 or less). Try: "
     )
