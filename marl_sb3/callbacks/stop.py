@@ -138,14 +138,12 @@ class StopOnSignal(MultiAgentCallback):
             self._mentioned = True  # not in the handler, which may have interrupted another message
             self._stepped_s = time.monotonic()
             _log.warning("%s: finishing the iteration and saving; once more stops at once", self.received)
-        return not (self.algorithm.env.steps_apart and self._clients_are_silent())
-
-    def _clients_are_silent(self) -> bool:
-        """Whether the iteration may never end, since clients that do not step would have to."""
-        now_s = time.monotonic()
+        if not self.algorithm.env.steps_apart:
+            return True
+        now_s = time.monotonic()  # the iteration may never end, since clients that do not step would have to
         if self.locals["step"].stepped.any():
             self._stepped_s = now_s
-        return self.num_timesteps == self._ended_at or now_s - self._stepped_s > _SILENCE_S
+        return self.num_timesteps != self._ended_at and now_s - self._stepped_s <= _SILENCE_S
 
     def on_iteration_end(self, result: Result) -> bool:
         """Return False once a signal was received."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from marl_sb3 import cli
 from marl_sb3.core.config import Count
 from marl_sb3.errors import ConfigError, refuse
 from marl_sb3.extensions.display import standard_console
-from marl_sb3.extensions.transfer import FORMATS, Exported, export_policies
+from marl_sb3.extensions.transfer import FORMATS, export_policies
 from marl_sb3.files import path_is_usable, require_key, require_own, sign_folder
 from marl_sb3.output import print_text
 from marl_sb3.startup import require_extra, without_collections
@@ -147,8 +147,12 @@ def main(
     files = export_policies(bundle, name, target, about, force=force)
     if sign is not None:
         sign_folder(target, sign)
-    said = [bundle.checkpoint_why] if bundle.checkpoint_why else []
-    for line in [*said, *(_line(bundle.checkpoint, file) for file in files)]:
+    lines = [bundle.checkpoint_why] if bundle.checkpoint_why else []
+    for file in files:
+        size = f"{file.path.stat().st_size / 1000:.0f} kB"
+        differs = "" if file.difference is None else f"; largest difference from PyTorch {file.difference:.1g}"
+        lines.append(f"{file.path}: policy {file.policy_id} of {bundle.checkpoint}, {size}{differs}")
+    for line in lines:
         standard_console().print(line, soft_wrap=True)
     return cli.EXIT_DONE
 
@@ -165,11 +169,11 @@ def _as_run(
 ) -> int:
     """Write the folder of a run for others, and push it."""
     from marl_sb3.extensions.hub import Address, push
-    from marl_sb3.tools.publishing import Publication, write_run_folder
+    from marl_sb3.tools.publishing import write_run_folder
 
     address = None if options.hub is None else Address(options.hub, options.revision)
-    about = Publication(address, options.episodes, options.references(), env)
-    found = write_run_folder(run, checkpoint, out, about, force=force)
+    card: dict[str, Any] = {"address": address, "episodes": options.episodes, "references": options.references()}
+    found = write_run_folder(run, checkpoint, out, env, **card, force=force)
     if key is not None:
         sign_folder(out, key)
     for line in filter(None, [found.why, f"{out}: {found.name}, its settings, and a model card"]):
@@ -178,8 +182,3 @@ def _as_run(
         message = options.message or f"{run.config.env}, {found.about.integer('num_env_steps'):,} env steps"
         print_text(push(out, options.hub, message, private=options.private, revision=options.revision))
     return cli.EXIT_DONE
-
-
-def _line(checkpoint: str | None, file: Exported) -> str:
-    line = f"{file.path}: policy {file.policy_id} of {checkpoint}, {file.path.stat().st_size / 1000:.0f} kB"
-    return line if file.difference is None else f"{line}; largest difference from PyTorch {file.difference:.1g}"

@@ -205,17 +205,15 @@ class _Position:
         """Return the positions and the numbers of their actions up to one that was not tried, or ends the game."""
         path, position = list[tuple[_Position, int]](), self
         while True:
-            number = position._most_promising()
+            visits = position.visits
+            means = np.where(visits > 0, position._sums / np.maximum(visits, 1), position.value - _UNTRIED)
+            bonus = _EXPLORATION * position._odds * np.sqrt(visits.sum() + 1) / (1 + visits)
+            number = int(np.argmax(means + bonus))
             path.append((position, number))
             _, after = position.following.get(number, (0.0, None))
             if after is None:
                 return path
             position = after
-
-    def _most_promising(self) -> int:
-        means = np.where(self.visits > 0, self._sums / np.maximum(self.visits, 1), self.value - _UNTRIED)
-        bonus = _EXPLORATION * self._odds * np.sqrt(self.visits.sum() + 1) / (1 + self.visits)
-        return int(np.argmax(means + bonus))
 
     def tried(self, number: int) -> tuple[float, AECEnv | None]:
         """Take an action in a copy; returns what it pays, and the copy; None if the game is over."""

@@ -193,7 +193,9 @@ class GameSession:
     def _obey_or_advance(self) -> bool:
         """Obey the next command, or take the next step, whichever is due first; returns whether that was all."""
         waits_for_persons = self._waits and self._game.awaited()
-        timeout_s = max(0.0, self._stepped_s + self._step_s() - self._clock())
+        shown_s = 0.0 if self._waits and self._game.persons else 1 / self._steps_per_s  # the latest step, at least
+        shown_s = self._stage.hold_s(self._moment) if self._game.is_over else shown_s
+        timeout_s = max(0.0, self._stepped_s + shown_s - self._clock())
         command = self._stage.next_command(timeout_s if self._goes_on and not waits_for_persons else None)
         if command is None:
             if self._game.is_over and self._game.episode == self._n_episodes:
@@ -211,12 +213,6 @@ class GameSession:
     @property
     def _goes_on(self) -> bool:
         return self._playing and not self._is_stuck
-
-    def _step_s(self) -> float:
-        """Return how long the latest step is shown before the next one."""
-        if self._game.is_over:
-            return self._stage.hold_s(self._moment)
-        return 0.0 if self._waits and self._game.persons else 1 / self._steps_per_s
 
     def _advance(self) -> None:
         game, now_s = self._game, self._clock()

@@ -21,7 +21,6 @@ from marl_sb3.files import named_by_user, path_is_usable, read_json, read_regula
 from marl_sb3.results import (
     RETURN,
     Figure,
-    Groups,
     draw_up,
     group_by_argument,
     marl_eval_data,
@@ -76,7 +75,7 @@ def _shown(env: EnvOfBenchmark, result: Result) -> Sequence[str]:
     """Return the metrics that are shown of an env: those that its file names, or the usual ones."""
     if env.metrics:
         return env.metrics
-    if env.evaluation.against:
+    if env.against:
         return [name for name in result.metrics if name.endswith("/won")]
     return ["episode_return_mean"]
 
@@ -162,7 +161,10 @@ def write_outcome(benchmark: Benchmark, curves: str | None = None, out: Path | N
         done = {algo: trainings for algo, trainings in done.items() if trainings}
         if not done:
             continue
-        groups = _groups(env, done)
+        # By algorithm, under the env's name in the file.
+        groups = group_by_argument(
+            {algo: [replace(read_run(each.folder), env=env.name) for each in of] for algo, of in done.items()}
+        )
         absolute = {
             str(each.folder): {
                 name: [value or 0.0 for value in (values if isinstance(values, list) else [values])]
@@ -204,11 +206,3 @@ def _page(benchmark: Benchmark, figures: Mapping[str, Figure]) -> Page:
     if failed:
         page.add("Failed", *map(note, failed))
     return page
-
-
-def _groups(env: EnvOfBenchmark, done: Mapping[str, Sequence[Training]]) -> Groups:
-    """Return the runs of an env by algorithm, under the env's name in the file."""
-    records = {
-        algo: [replace(read_run(each.folder), env=env.name) for each in of_algo] for algo, of_algo in done.items()
-    }
-    return group_by_argument(records)

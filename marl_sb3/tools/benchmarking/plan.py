@@ -49,22 +49,15 @@ OUTCOME = ("table.md", "marl_eval.json")  # what came of a benchmark
 _BESIDE = ("result.json", "failed", "processor.json")  # files of a training, besides its claims
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """How the policies of an env are evaluated after their training."""
-
-    episodes: int = 100  # complete ones; against opponents for each agent
-    checkpoint: str = "latest"  # or `best`, see `evaluate --checkpoint`
-    against: Sequence[str] = ()  # who plays the other agents, one after the other; none: all are played by the policies
-
-
 @dataclass(frozen=True, eq=False)
 class EnvOfBenchmark:
     """An env, under its name in the file."""
 
     name: str
     folder: Path  # of all trainings in it
-    evaluation: Evaluation
+    episodes: int  # of an evaluation after a training: complete ones; against opponents for each agent
+    checkpoint: str  # that is evaluated: `latest` or `best`, see `evaluate --checkpoint`
+    against: Sequence[str]  # who plays the other agents, one after the other; none: all are played by the policies
     metrics: Sequence[str]  # what the table shows; none: the usual ones
     references: Mapping[str, float]  # name -> value of the first metric, from elsewhere
 
@@ -267,8 +260,8 @@ class _Reader:
             return given.get(key, self.top.get(key, default))
 
         key = f"{where}.episodes"
-        episodes = require(f"{self.file}: {key}", asked("episodes", Evaluation.episodes), PositiveInt, key)
-        checkpoint = asked("checkpoint", Evaluation.checkpoint)
+        episodes = require(f"{self.file}: {key}", asked("episodes", 100), PositiveInt, key)
+        checkpoint = asked("checkpoint", "latest")
         key = f"{where}.checkpoint"
         require_known(checkpoint, _CHECKPOINTS, f"{self.file}: {key} is {shown(checkpoint)}", key)
         against, metrics = (self._names(f"{where}.{key}", given.get(key) or ()) for key in ("against", "metrics"))
@@ -280,7 +273,7 @@ class _Reader:
         for who, value in references.items():
             if not isinstance(value, (int, float)) or isinstance(value, bool):
                 refuse(f"{self.file}: {where}.references.{who}", value, "a number", f"{where}.references.{who}")
-        return EnvOfBenchmark(name, folder, Evaluation(episodes, checkpoint, against), metrics, references)
+        return EnvOfBenchmark(name, folder, episodes, checkpoint, against, metrics, references)
 
     def _seeds(self, where: str, given: Mapping[str, Any]) -> list[int]:
         where, seeds = (f"{where}.seeds", given["seeds"]) if "seeds" in given else ("seeds", self.top.get("seeds", 1))

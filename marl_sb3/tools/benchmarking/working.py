@@ -215,14 +215,14 @@ def _train(training: Training) -> bool:
         return False
     result = last_result(run.folder) or {}
     saved, of_env = SavedRun.open(run.folder, training.config.env), training.env
-    plan = EvaluationPlan.of_run(saved.config, of_env.evaluation.episodes)
+    plan = EvaluationPlan.of_run(saved.config, of_env.episodes)
     with closing(make_envs(saved.config, n_envs=plan.n_envs, seed=plan.seed)) as env:
-        policies = saved.policies(of_env.evaluation.checkpoint, env)
-        found = evaluated(policies, env, plan, of_env.evaluation.against)
+        policies = saved.policies(of_env.checkpoint, env)
+        found = evaluated(policies, env, plan, of_env.against)
     if not of_env.random_file.exists():  # whoever comes first, it is the same
         plan = replace(plan, seed=0, n_envs=min(plan.n_episodes, _MOST_ENVS))
         with closing(make_envs(saved.config, n_envs=plan.n_envs, seed=plan.seed)) as env:
-            at_random = evaluated(policies, env, plan, of_env.evaluation.against, at_random=True)
+            at_random = evaluated(policies, env, plan, of_env.against, at_random=True)
         write_whole(of_env.random_file, _json(at_random))
     about = {
         "env_steps": run.algorithm.num_timesteps,
@@ -288,7 +288,7 @@ def evaluated(
     """Let policies play as `python -m marl_sb3.evaluate` does.
 
     Args:
-        against: see `plan.Evaluation`.
+        against: see `EnvOfBenchmark`.
         at_random: let random agents play in their places.
 
     Returns:

@@ -222,7 +222,10 @@ def compare_groups(
         raise ConfigError(f"{without[0]} has no {metric}; accepted: a metric that all have", key="--metric")
     figure = draw_up(groups, [metric])
     sign = 1.0 if mode == "max" else -1.0
-    finals = {label: _finals(groups, label, metric) for label in groups.runs}
+    finals = {
+        label: [float(points_of(record, metric)[1][-1]) for record in records if metric in record.metrics]
+        for label, records in groups.runs.items()
+    }
     if threshold is None:  # what the weaker group has on average: most runs of the others reach it
         threshold = sign * min(sign * float(np.mean(values)) for values in finals.values())
     samples = [
@@ -244,11 +247,6 @@ def compare_groups(
     unknown = (pair.why_no_interval(counts[pair.label], counts[pair.baseline]) for pair in pairs)
     notes += [words for words in unknown if words is not None]
     return Comparison(metric, mode, threshold, samples, pairs, groups.differing, notes, figure)
-
-
-def _finals(groups: Groups, label: str, metric: str) -> list[float]:
-    records = [record for record in groups.runs[label] if metric in record.metrics]
-    return [float(points_of(record, metric)[1][-1]) for record in records]
 
 
 def _other_lengths(groups: Groups, metric: str) -> list[str]:

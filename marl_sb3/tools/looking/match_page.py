@@ -179,20 +179,16 @@ def _players(found: Match, order: Sequence[int], sides: Iterable[str]) -> tuple[
         row = [rank, player.name]
         if rated and player.rating is not None:
             low, high = player.rating.ci95
-            row += [f"{player.rating.rating:+.0f}", f"{low:+.0f} to {high:+.0f}", f"{100 * _points(found, place):.0f}"]
+            met = [cell for cell in found.points[place] if cell is not None]
+            episodes = sum(cell.won + cell.drawn + cell.lost for cell in met)
+            share = sum(cell.won + cell.drawn / 2 for cell in met) / max(1, episodes)  # of the points in all its games
+            row += [f"{player.rating.rating:+.0f}", f"{low:+.0f} to {high:+.0f}", f"{100 * share:.0f}"]
         elif rated:
             row += ["", "", ""]
         for side in sides:
             row += [_mean(player.own.get(side), True), _mean(player.against_others.get(side), True)]
         rows.append(row)
     return head, rows
-
-
-def _points(found: Match, place: int) -> float:
-    """The share of the points that a player has won of those in all its games."""
-    met = [cell for cell in found.points[place] if cell is not None]
-    episodes = sum(cell.won + cell.drawn + cell.lost for cell in met)
-    return sum(cell.won + cell.drawn / 2 for cell in met) / max(1, episodes)
 
 
 def _share(share: float, ci95: tuple[float, float], intervals: bool) -> str:

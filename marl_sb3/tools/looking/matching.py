@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations, product
@@ -170,7 +170,10 @@ def match(
     checkpoints, search = require("checkpoints", checkpoints, str | None), require("search", search, Count)
     deterministic = require("deterministic", deterministic, bool | None)
     env_id, factory = named_factory(env)
-    code = _code([opponents] if isinstance(opponents, str) else opponents)
+    opponents = [opponents] if isinstance(opponents, str) else opponents
+    code = {opponent_name(each): each for each in opponents}
+    if len(code) < len(opponents):
+        raise ConfigError("an opponent is given twice; accepted: different ones", key="--opponent")
     named = _named([players] if isinstance(players, (str, Path)) else players, code)
     if not named and not code:
         words = "no player is given, and a match needs two; accepted: runs, --opponent random or MODULE:CLASS"
@@ -193,7 +196,11 @@ def match(
         bundles = [bundle for player in found if (bundle := bundle_of(player.plays)) is not None]
         the_sides = sides_of(bundles, envs.agents, sides)
         placed = [seated(player, envs, the_sides) for player in found]
-        notes += _cannot(placed)
+        unable: dict[tuple[str, str], list[str]] = {}  # side and why -> the players that cannot take it
+        for player, faults in placed:
+            for fault in faults.items():
+                unable.setdefault(fault, []).append(player.name)
+        notes += [f"{', '.join(those)} cannot play {side}: {why}" for (side, why), those in unable.items()]
         ahead = [
             player if (bundle := bundle_of(player.plays)) is None else replace(player, plays=searching(bundle, search))
             for player, _ in placed
@@ -223,22 +230,6 @@ def _named(players: Mapping[str, Any] | Sequence[Any], taken: Collection[str]) -
         words = f"two players are called {shown(twice)}; accepted: different names: other paths, or by name in Python"
         raise ConfigError(words, key="run")
     return {name: Path(each) if isinstance(each, str) else each for name, each in zip(names, given, strict=True)}
-
-
-def _cannot(placed: Iterable[tuple[Player, Mapping[str, str]]]) -> list[str]:
-    """Say which players cannot take which sides, and why."""
-    names: dict[tuple[str, str], list[str]] = {}
-    for player, faults in placed:
-        for fault in faults.items():
-            names.setdefault(fault, []).append(player.name)
-    return [f"{', '.join(those)} cannot play {side}: {why}" for (side, why), those in names.items()]
-
-
-def _code(opponents: Sequence[Code]) -> dict[str, Code]:
-    named = {opponent_name(each): each for each in opponents}
-    if len(named) < len(opponents):
-        raise ConfigError("an opponent is given twice; accepted: different ones", key="--opponent")
-    return named
 
 
 # --- Playing ---------------------------------------------------------------------------------------------------------

@@ -197,8 +197,7 @@ def _page_of_one(run: RunData) -> Page:
         page.add("Policies", table(*_policies(run)), note("From KL on: medians over the last quarter of the run."))
         page.add("Learner health", *with_notes(page, _learner_curves(run.record), height=260))
     if is_regular(run.folder / _MATCH):
-        for heading, parts in _match(page, run.folder / _MATCH):
-            page.add(heading, *parts)
+        _add_match(page, run.folder / _MATCH)
     files = sorted(path for path in run.folder.rglob("*") if path.suffix.lower() in _VIDEOS and is_regular(path))
     if files:
         page.add("Videos", *(part for path in files for part in _video(path, run.folder)))
@@ -206,17 +205,18 @@ def _page_of_one(run: RunData) -> Page:
     return page
 
 
-def _match(page: Page, path: Path) -> Iterator[tuple[str, list[Html]]]:
-    """The match that was written into the run folder, such as of its checkpoints against each other."""
+def _add_match(page: Page, path: Path) -> None:
+    """Add the match that was written into the run folder, such as of its checkpoints against each other."""
     from marl_sb3.tools.looking.match_page import sections  # these play games
     from marl_sb3.tools.looking.matching import Match
 
     try:
         found = Match.from_json(read_regular(path))
     except ConfigError as error:
-        yield "Match", [warning(f"{path.name} is {error}")]
+        page.add("Match", warning(f"{path.name} is {error}"))
         return
-    yield from ((f"Match: {heading}", parts) for heading, parts in sections(page, found))
+    for heading, parts in sections(page, found):
+        page.add(f"Match: {heading}", *parts)
 
 
 def _page_of_several(runs: Sequence[RunData]) -> Page:

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,18 +33,16 @@ CARD = "README.md"
 _NAME = re.compile(r"ckpt-[0-9]{6,12}")
 
 
-@dataclass(frozen=True)
-class Publication:
-    """What is written about a run for others."""
-
-    address: Address | None = None  # on the Hub; None: it stays a folder
-    episodes: int = 20  # complete ones, played for the card and filmed; 0: none, the card has what the training logged
-    references: Mapping[str, float] = field(default_factory=dict)  # other sums of returns by name, from elsewhere
-    env: str | None = None  # the run's env, as the user names it
-
-
 def write_run_folder(
-    run: SavedRun, checkpoint: str | None, out: Path, about: Publication, *, force: bool = False
+    run: SavedRun,
+    checkpoint: str | None,
+    out: Path,
+    env: str | None = None,
+    *,
+    address: Address | None = None,
+    episodes: int = 20,
+    references: Mapping[str, float] | None = None,
+    force: bool = False,
 ) -> Checkpoint:
     """Write the folder: `config.yaml`, `result.jsonl`, the checkpoint, `README.md`, and a film if the env draws itself.
 
@@ -52,7 +50,10 @@ def write_run_folder(
         run: whose checkpoint it is.
         checkpoint: which; see `CheckpointFolder.load`.
         out: new or empty folder; or one that this has written, with `force`.
-        about: what the card says beside.
+        env: the run's env, as the user names it.
+        address: of the run on the Hub, for the card; None: it stays a folder.
+        episodes: complete ones, played for the card and filmed; 0: none, the card has what the training logged.
+        references: other sums of returns for the card by name, from elsewhere.
 
     Returns:
         The checkpoint.
@@ -64,7 +65,12 @@ def write_run_folder(
     """
     with ExitStack() as cleanup:
         with path_is_usable("--out: cannot write to", out, "out"):
-            _require_replaceable(out, force=force)
+            there = {each.name for each in out.iterdir()} if out.is_dir() else set()
+            if there and not force:
+                raise ConfigError(f"{out} exists already; --force replaces it", key="out")
+            if (there or out.exists()) and not {RUN_CONFIG, CARD} <= there and (there or not out.is_dir()):
+                words = f"--out: {out} is something else"
+                raise ConfigError(f"{words}; accepted: a new folder, or one of an export", key="out")
             fresh = cleanup.enter_context(replaced_folder(out))
         found = with_checkpoint(lambda: run.find(checkpoint), lambda found: _copied(found, fresh))
         write_whole(fresh / RUN_CONFIG, read_regular(run.files.config_file))
@@ -72,18 +78,10 @@ def write_run_folder(
         results = [each for each in read_results(run.files.path) if each["iteration"] <= iteration]
         lines = "".join(f"{json.dumps(each, allow_nan=False)}\n" for each in results)
         write_whole(fresh / RESULT_FILE, lines)
-        written = SavedRun.open(fresh, about.env, makes_env=about.episodes > 0)
-        measured = _measured(written, about, fresh) or Measured.of_training(flatten(results[-1]) if results else {})
-        write_whole(fresh / CARD, card_text(written.config, found, measured, about.address, about.references))
+        written = SavedRun.open(fresh, env, makes_env=episodes > 0)
+        measured = _measured(written, episodes, fresh) or Measured.of_training(flatten(results[-1]) if results else {})
+        write_whole(fresh / CARD, card_text(written.config, found, measured, address, references or {}))
     return found
-
-
-def _require_replaceable(out: Path, *, force: bool) -> None:
-    there = {each.name for each in out.iterdir()} if out.is_dir() else set()
-    if there and not force:
-        raise ConfigError(f"{out} exists already; --force replaces it", key="out")
-    if (there or out.exists()) and not {RUN_CONFIG, CARD} <= there and (there or not out.is_dir()):
-        raise ConfigError(f"--out: {out} is something else; accepted: a new folder, or one of an export", key="out")
 
 
 def _copied(found: Checkpoint, folder: Path) -> Checkpoint:
@@ -99,14 +97,14 @@ def _copied(found: Checkpoint, folder: Path) -> Checkpoint:
 # --- What it is worth ------------------------------------------------------------------------------------------------
 
 
-def _measured(run: SavedRun, about: Publication, folder: Path) -> Measured | None:
+def _measured(run: SavedRun, episodes: int, folder: Path) -> Measured | None:
     """Let the policies and random agents play the same episodes; None if none are to be played.
 
     Where the agents' returns oppose each other, the policies play against random agents, on each side.
     """
-    if not about.episodes or run.config.env == EXTERNAL:
+    if not episodes or run.config.env == EXTERNAL:
         return None
-    plan = EvaluationPlan.of_run(run.config, about.episodes, film_episodes=1)
+    plan = EvaluationPlan.of_run(run.config, episodes, film_episodes=1)
     if run.files.checkpoints.opposed() is not None:
         plan = replace(plan, against=RANDOM)
     played, film = _filmed(run, plan, folder)

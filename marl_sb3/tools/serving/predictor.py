@@ -139,7 +139,8 @@ class Predictor:
         try:
             wanted = self._wanted()
             self.failing &= wanted != self.served.checkpoint
-            if wanted in (None, self.served.checkpoint) or (wanted == self._tried and not self._is_due):
+            is_due = self.failing and time.monotonic() - self._tried_s >= _AGAIN_S
+            if wanted in (None, self.served.checkpoint) or (wanted == self._tried and not is_due):
                 return False
             self._tried, self._tried_s = wanted, time.monotonic()
             served = self._load()
@@ -155,10 +156,6 @@ class Predictor:
         self.served = served
         self._reloads["done",] += 1
         return True
-
-    @property
-    def _is_due(self) -> bool:
-        return self.failing and time.monotonic() - self._tried_s >= _AGAIN_S
 
     def _failed(self, why: str) -> None:
         self.failing = True

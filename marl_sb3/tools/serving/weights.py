@@ -8,7 +8,6 @@ training needs: agents, spaces, hyperparameters, statistics of normalisations. R
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +63,12 @@ def unpack_weights(data: bytes, sha256: str, device: str = "cpu") -> PolicyBundl
         tensors = load(data)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the weights are no safetensors file: {error}") from error
-    files = _by_file(tensors)
+    files: dict[str, dict[str, Array]] = {}
+    for name, tensor in tensors.items():
+        file, _, inner = name.partition("/")
+        files.setdefault(file, {})[inner] = tensor
+    # Those of optimizers are empty: acting needs none.
+    files |= {name.replace("policy-", "optimizer-"): {} for name in files if name.startswith("policy-")}
     state = state_from_json(str(metadata.value("state")).encode(), files.pop("arrays", {}))
     found = Checkpoint(Path(metadata.string("checkpoint")), StateReader({}, "about"), state, files)
     return read_bundle(found, device=device)
@@ -77,12 +81,3 @@ def _metadata(data: bytes) -> StateReader:
         raise CheckpointError("the weights are no safetensors file: their header is not complete")
     header = StateReader(parse_json("the header of the weights", data[8 : 8 + length]), "the header of the weights")
     return header.fields("__metadata__")
-
-
-def _by_file(tensors: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
-    """Sort tensors into the files of a checkpoint. Those of optimizers are empty: acting needs none."""
-    files: dict[str, dict[str, Array]] = {}
-    for name, tensor in tensors.items():
-        file, _, inner = name.partition("/")
-        files.setdefault(file, {})[inner] = tensor
-    return files | {name.replace("policy-", "optimizer-"): {} for name in files if name.startswith("policy-")}

@@ -29,7 +29,12 @@ def write_project(name: str, kind: str, folder: Path) -> list[Path]:
         ConfigError: no module can have this name, another module has it already, there is such a folder, or it cannot
             be made.
     """
-    _require_free(name)
+    if not name.isidentifier() or keyword.iskeyword(name):
+        refuse("NAME", name, "a name for a module of Python, such as my_env")
+    require_file_name("NAME", name, "NAME")
+    found = None if name in sys.modules else find_spec(name)
+    if name in sys.modules or name in sys.stdlib_module_names or (found is not None and found.origin is not None):
+        raise ConfigError(f"NAME is {name!r}, which Python imports already; accepted: a name of no module", key="NAME")
     words = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     new = {f"{__package__}.templates.{kind}": name, _CLASS: words if words.endswith("Env") else f"{words}Env"}
     files = {f"{name}.py": ".py", f"test_{name}.py": "_test.py", "settings.yml": ".yml", "README.md": ".md"}
@@ -43,13 +48,3 @@ def write_project(name: str, kind: str, folder: Path) -> list[Path]:
             text = re.sub("|".join(map(re.escape, new)), lambda found: new[found[0]], text)
             (folder / file).write_text(text, encoding="utf-8")
     return [folder / file for file in files]
-
-
-def _require_free(name: str) -> None:
-    """Refuse a name under which Python would not import the new module."""
-    if not name.isidentifier() or keyword.iskeyword(name):
-        refuse("NAME", name, "a name for a module of Python, such as my_env")
-    require_file_name("NAME", name, "NAME")
-    found = None if name in sys.modules else find_spec(name)
-    if name in sys.modules or name in sys.stdlib_module_names or (found is not None and found.origin is not None):
-        raise ConfigError(f"NAME is {name!r}, which Python imports already; accepted: a name of no module", key="NAME")

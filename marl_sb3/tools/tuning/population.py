@@ -204,14 +204,12 @@ def copies_in_words(study: TuneStudy) -> tuple[list[str], list[list[Any]]]:
     for each in copies(study):
         members = [trial.user_attrs[key.MEMBER] for trial in (each.trial, each.source)]
         values = [key.rounded(value_of(trial)) for trial in (each.left, each.source)]
-        changes = [(name, *map(_shown, pair)) for name, pair in each.changes(study.space).items()]
-        words = ", ".join(f"{name} {old} to {new}" for name, old, new in changes)
+        words = ", ".join(
+            f"{name} {' to '.join(key.value_text(key.rounded(value, 4)) for value in pair)}"
+            for name, pair in each.changes(study.space).items()
+        )
         rows.append([each.env_steps, *members, *values, words])
     return ["env steps", "member", "copied", "its value before", "value of the other", "changed then"], rows
-
-
-def _shown(value: Any) -> str:
-    return key.value_text(key.rounded(value, 4))
 
 
 def copies_table(study: TuneStudy) -> tuple[list[str], list[list[Any]]]:

@@ -231,9 +231,14 @@ def _in_layout(
     styles = ["bold" if trial in best else "" for trial in shown]
     marks = [f"{'* ' if trial in best else ''}{trial.number}" for trial in shown]
     mark: _Cells = (Column("trial", justify="right", no_wrap=True), marks)
-    status: _Cells = (Column("status", no_wrap=True), [_status(trial) for trial in shown])
+    ends = ["INTERRUPTED" if stored_text(trial, key.ERROR) == key.INTERRUPTED else trial.state.name for trial in shown]
+    status: _Cells = (Column("status", no_wrap=True), ends)
     parameters = [
-        (Column(Text(_in_lines(name)), overflow="fold"), [_cell(trial, name) for trial in shown]) for name in names
+        (
+            Column(Text(_in_lines(name)), overflow="fold"),
+            [value_text(rounded(trial.params[name], 4)) if name in trial.params else "-" for trial in shown],
+        )
+        for name in names
     ]
     results = [
         (Column(name, justify="right", no_wrap=True), [number(value_of(trial), digits) for trial in shown])
@@ -252,10 +257,6 @@ def _in_layout(
     return [*parts, *map(Text, map("{}: {}".format, marks, texts), styles)]
 
 
-def _status(trial: FrozenTrial) -> str:
-    return "INTERRUPTED" if stored_text(trial, key.ERROR) == key.INTERRUPTED else trial.state.name
-
-
 def _table(columns: Sequence[_Cells], styles: Sequence[str]) -> Table:
     table = Table(*(column.copy() for column, _ in columns), box=None, header_style="dim", pad_edge=False)
     for style, *cells in zip(styles, *(cells for _, cells in columns), strict=True):
@@ -267,8 +268,3 @@ def _in_lines(name: str) -> str:
     """Break a long name into lines: `learning_`, `rate`."""
     name = one_line(name).removeprefix("policy_kwargs.")
     return re.sub(r"(?<=[._])", "\n", name) if len(name) > 9 else name
-
-
-def _cell(trial: FrozenTrial, name: str) -> str:
-    """The value of a parameter; a dash if the trial lacks it."""
-    return value_text(rounded(trial.params[name], 4)) if name in trial.params else "-"

@@ -17,7 +17,7 @@ from toy_envs import ScriptedEnv
 import marl_sb3
 from marl_sb3.export import main
 from marl_sb3.runs import SavedRun
-from marl_sb3.tools.publishing import Publication, write_run_folder
+from marl_sb3.tools.publishing import write_run_folder
 
 # huggingface_hub 2.4 sends large files without Xet in a way that its httpx2 calls old.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -112,7 +112,7 @@ def test_a_game_is_played_against_random_agents_on_each_side(in_tmp: Path) -> No
     settings = {"learning_starts": 5, "n_steps": 3, "checkpoints.every": 2, "policy_kwargs.net_arch": [4]}
     marl_sb3.train("hunt", algo="dqn", timesteps=720, n_envs=20, seed=3, settings=settings, run_dir="run")
     assert list(Path("run").rglob("replay-000.safetensors"))
-    write_run_folder(SavedRun.open("run"), None, Path("out"), Publication(episodes=4))
+    write_run_folder(SavedRun.open("run"), None, Path("out"), episodes=4)
     assert not {name for name in names_in(Path("out")) if "replay" in name}  # no buffer, and no film
     card = ModelCard.load("out/README.md")
     rates = {each.metric_name: each.metric_value for each in card.data.eval_results if each.metric_type == "win_rate"}
