@@ -25,7 +25,7 @@ from marl_sb3.evaluation.board import board_of, names_of_actions, names_of_cells
 from marl_sb3.evaluation.opponents import RANDOM, Rival, bundle_of
 from marl_sb3.evaluation.pairing import Pairing
 from marl_sb3.evaluation.playing import require_same_agents, seats_of, seed_generators
-from marl_sb3.evaluation.score import Score
+from marl_sb3.evaluation.score import Scoreboard
 from marl_sb3.evaluation.search import searching
 from marl_sb3.evaluation.viewed_env import ViewedEnv
 from marl_sb3.types import AgentID, Array, BoolArray
@@ -72,11 +72,12 @@ class GamePlan:
     deterministic: Deterministic = True  # the most likely actions, or sampled ones
     seed: int | None = None  # of the episodes and the actions; None: drawn
     name: str = RANDOM  # of who plays by these policies
-    opposed: bool = False  # see `Score`
+    opposed: bool = False  # see `Scoreboard`
     rivals: Sequence[Rival] = ()  # who may play agents in place of the policies; their names differ
     against: str = ""  # the rival at first; empty: none, all agents are played by the policies
-    # the agents that the policies play first against a rival; None: those of the first agent's policy, or the first
-    # agent alone if that policy plays all; or the others, if only these can be played so
+    # the agents that the policies play in the first episode against a rival. None: the agents of the first agent's
+    # policy; if that is all agents, the first agent alone. If the policies or the rival cannot play so, they play the
+    # other way round.
     seat: Sequence[AgentID] | None = None
     swaps: bool = True  # whether the sides swap after each episode, if both can play both
     search: int = 0  # simulations by which policies look ahead, see `searching`; 0: they do not
@@ -107,7 +108,7 @@ class Game:
     is_over: bool  # whether it has ended; `advance` begins the next one
     returns: dict[AgentID, float]  # sums of the rewards since its start
     latest_actions: dict[AgentID, Any]  # of the agents that acted in the latest step
-    score: Score  # of the episodes with these players
+    score: Scoreboard  # of the episodes with these players
     result: str  # who has won the episode, if it is over and the returns tell
     changed: bool  # whether persons have come or gone since its start, so that it is won by no side but its agents
     finished: Sequence[Episode] = ()  # the episode that has ended with the latest step, if one has
@@ -202,7 +203,7 @@ class Game:
         if against and self.persons:
             self._require_players(*loaded[:2], against, self.persons)
         if not is_here:
-            self.score = Score(takes_turns=self.viewed.takes_turns, opposed=self.plan.opposed)
+            self.score = Scoreboard(takes_turns=self.viewed.takes_turns, opposed=self.plan.opposed)
         self.policies, self._pairing, self._seats = loaded
         self._asked, self.against = (checkpoint, against), against
 

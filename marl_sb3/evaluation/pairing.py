@@ -29,12 +29,12 @@ class PolicySide:
         env: MultiAgentVecEnv,
         agents: Collection[AgentID],
         deterministic: Deterministic,
-        tells: bool = False,
+        with_log_probs: bool = False,
     ) -> None:
         self._env = env
         self.play(agents)
         self.actors = [
-            bundle.make_actor(rows_of_policy(env, policy_id, bundle.policy_of), likeliest, tells)
+            bundle.make_actor(rows_of_policy(env, policy_id, bundle.policy_of), likeliest, with_log_probs)
             for policy_id, likeliest in by_policy(deterministic, bundle.policies).items()
             if any(bundle.policy_of.get(agent) == policy_id for agent in agents)
         ]
@@ -92,9 +92,9 @@ class Pairing:
         is_code = against is not None and self.theirs is None
         self._code = opponents_of(against, env, others) if is_code and against is not None else {}
 
-    def begin(self, deterministic: Deterministic, seed: int | None, tells: bool = False) -> None:
+    def begin(self, deterministic: Deterministic, seed: int | None, with_log_probs: bool = False) -> None:
         """Begin to act: all envs have just been reset; the arguments are those of `play_episodes`."""
-        self._sides = [PolicySide(self._policies, self._env, self._ours, deterministic, tells)]
+        self._sides = [PolicySide(self._policies, self._env, self._ours, deterministic, with_log_probs)]
         if self.theirs is not None:
             likeliest = deterministic if isinstance(deterministic, bool) else self.theirs.evaluation_deterministic
             self._sides.append(PolicySide(self.theirs, self._env, self._others, likeliest))

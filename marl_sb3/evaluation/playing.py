@@ -105,7 +105,7 @@ def play_episodes(
     acting: Collection[AgentID] | None = None,
     against: Against = RANDOM,
     watchers: Sequence[ActingWatcher] = (),
-    tells: bool = False,
+    with_log_probs: bool = False,
 ) -> Evaluation:
     """Let the policies play complete episodes.
 
@@ -131,7 +131,7 @@ def play_episodes(
         against: who plays the others: `random` (uniformly among the actions that masks allow), or as in
             `evaluate_policies`; or a mapping from each of these agents to who plays it, which is no policy.
         watchers: see every step, also those of episodes that are not counted.
-        tells: whether watchers see the log-probabilities and values of sampled actions; see `PredictingPolicy`.
+        with_log_probs: whether watchers see log-probabilities and values of sampled actions; see `PredictingPolicy`.
 
     Raises:
         ConfigError: a number is not accepted, or the env has other agents or spaces.
@@ -158,7 +158,7 @@ def play_episodes(
                 trained.forget_episodes()
         if seed is not None:
             env.seed(seed)
-        by_step = _finished_by_step(env, tracker, pairing, (deterministic, seed, tells), watchers)
+        by_step = _finished_by_step(env, tracker, pairing, (deterministic, seed, with_log_probs), watchers)
         if n_env_steps is None:
             quotas = [episodes_of_env(index, env.num_envs, n_episodes) for index in range(env.num_envs)]
             finished = _quota_of_each_env(by_step, quotas)

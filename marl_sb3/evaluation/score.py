@@ -10,7 +10,7 @@ from marl_sb3.evaluation.playing import closeness
 from marl_sb3.types import AgentID
 
 
-class Score:
+class Scoreboard:
     """What came of the episodes of a game.
 
     The side with the highest mean return wins an episode, but only where returns oppose each other: the sum of all is

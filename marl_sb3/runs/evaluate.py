@@ -183,7 +183,7 @@ def evaluate_run(
             "seed": plan.seed,
             "on_episode": lambda _: bars.advance(playing),
             "watchers": watchers,
-            "tells": record is not None,
+            "with_log_probs": record is not None,
         }
         evaluation: Evaluation | SeatEvaluations
         if plan.against is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from marl_sb3.evaluation.score import Score
+from marl_sb3.evaluation.score import Scoreboard
 
 A, B, C = "abc"
 
@@ -26,13 +26,13 @@ A, B, C = "abc"
     ],
 )
 def test_the_result_of_an_episode(returns: Any, takes_turns: bool, words: str) -> None:
-    score = Score(takes_turns=takes_turns)
+    score = Scoreboard(takes_turns=takes_turns)
     score.add(returns, {agent: agent for agent in returns})
     assert score.result() == words
 
 
 def test_the_score_counts_wins_draws_and_moves_that_are_not_allowed() -> None:
-    score = Score(takes_turns=True)
+    score = Scoreboard(takes_turns=True)
     games = [((1.0, -1.0), "xy"), ((1.0, -1.0), "yx"), ((0.0, 0.0), "xy"), ((0.0, -1.0), "yx"), ((1.0, -1.0), "zx")]
     found = []
     for returns, sides in games:
@@ -57,13 +57,13 @@ def test_the_score_counts_wins_draws_and_moves_that_are_not_allowed() -> None:
     ],
 )
 def test_where_returns_do_not_oppose_each_other_nobody_wins(episodes: Any, opposed: bool, tally: str) -> None:
-    score = Score(takes_turns=False, opposed=opposed)
+    score = Scoreboard(takes_turns=False, opposed=opposed)
     for returns in episodes:
         score.add(dict(zip("ab", returns, strict=True)), {"a": "x", "b": "y"})
     assert score.tally() == tally
 
 
 def test_the_side_with_the_higher_mean_wins() -> None:
-    score = Score(takes_turns=False)
+    score = Scoreboard(takes_turns=False)
     score.add({"a": 2.0, "b": 2.0, "c": 3.0, "d": -7.0}, {"a": "x", "b": "x", "c": "y", "d": "y"})
     assert (score.result(), score.tally()) == ("x won", "x 1 : 0 y")

@@ -28,19 +28,19 @@ from marl_sb3.results import (
     with_notes,
     write_figure,
 )
-from marl_sb3.tools.benchmarking.plan import OUTCOME, Benchmark, EnvOfBenchmark, Training
+from marl_sb3.tools.benchmarking.plan import OUTCOME, Benchmark, BenchmarkEnv, Training
 
 HEAD = ("env", "algorithm", "seeds", "env steps", "measured", "IQM (95 %)", "random", "seconds", "CPU s", "env steps/s")
 POINTS = 20  # evaluations of a run in marl-eval's form
 
 
-class AtRandom(Struct):
+class RandomResult(Struct):
     """What random agents reach in an env, as `working` writes it; files of it may come from elsewhere."""
 
     metrics: dict[str, float | None]
 
 
-class Result(AtRandom, kw_only=True):
+class TrainingResult(RandomResult, kw_only=True):
     """What a training came to, as `working` writes it."""
 
     deterministic: bool | dict[str, bool]
@@ -50,14 +50,14 @@ class Result(AtRandom, kw_only=True):
     processor_seconds: Annotated[float, Meta(ge=0)] | None
 
 
-def result_of(training: Training) -> Result | None:
+def result_of(training: Training) -> TrainingResult | None:
     """Read what a training came to; None if it is not done.
 
     Raises:
         ConfigError: the file is something else.
     """
     file = training.result_file
-    return read_json(file, Result, "result of a training") if os.path.lexists(file) else None
+    return read_json(file, TrainingResult, "result of a training") if os.path.lexists(file) else None
 
 
 def how_it_ended(training: Training) -> str:
@@ -71,7 +71,7 @@ def how_it_ended(training: Training) -> str:
     return f"{training}: {', '.join(values)}; {duration(result.seconds or 0.0)}"
 
 
-def _shown(env: EnvOfBenchmark, result: Result) -> Sequence[str]:
+def _shown(env: BenchmarkEnv, result: TrainingResult) -> Sequence[str]:
     """Return the metrics that are shown of an env: those that its file names, or the usual ones."""
     if env.metrics:
         return env.metrics
@@ -80,7 +80,7 @@ def _shown(env: EnvOfBenchmark, result: Result) -> Sequence[str]:
     return ["episode_return_mean"]
 
 
-def _words(name: str, result: Result) -> str:
+def _words(name: str, result: TrainingResult) -> str:
     several = sum(each.startswith("agent_episode_returns_mean/") for each in result.metrics) > 1
     words = {
         "episode_return_mean": "sum of returns" if several else "return",
@@ -102,7 +102,7 @@ def rows(benchmark: Benchmark) -> Iterator[Sequence[str]]:
     """Yield the rows of the table, the columns of which are `HEAD`: one for each metric; references below each env."""
     for env, algos in benchmark.pairs.items():
         file, first = env.random_file, ""
-        at_random = read_json(file, AtRandom, "result of random agents").metrics if os.path.lexists(file) else {}
+        at_random = read_json(file, RandomResult, "result of random agents").metrics if os.path.lexists(file) else {}
         for algo, trainings in algos.items():
             results = [result for result in map(result_of, trainings) if result is not None]
             seeds = str(len(results)) if len(results) == len(trainings) else f"{len(results)} of {len(trainings)}"

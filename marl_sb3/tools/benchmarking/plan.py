@@ -50,7 +50,7 @@ _BESIDE = ("result.json", "failed", "processor.json")  # files of a training, be
 
 
 @dataclass(frozen=True, eq=False)
-class EnvOfBenchmark:
+class BenchmarkEnv:
     """An env, under its name in the file."""
 
     name: str
@@ -71,7 +71,7 @@ class EnvOfBenchmark:
 class Training:
     """A training of a benchmark."""
 
-    env: EnvOfBenchmark
+    env: BenchmarkEnv
     algo: str  # the name in the file
     config: TrainConfig  # with the seed
 
@@ -119,9 +119,9 @@ class Benchmark:
     trainings: Sequence[Training]  # all with the first seed, then with the second, and so on
 
     @cached_property
-    def pairs(self) -> Mapping[EnvOfBenchmark, Mapping[str, Sequence[Training]]]:
+    def pairs(self) -> Mapping[BenchmarkEnv, Mapping[str, Sequence[Training]]]:
         """Env -> algorithm -> the trainings with all seeds, in the order of the file."""
-        found: dict[str, tuple[EnvOfBenchmark, dict[str, list[Training]]]] = {}
+        found: dict[str, tuple[BenchmarkEnv, dict[str, list[Training]]]] = {}
         for each in self.trainings:
             found.setdefault(each.env.name, (each.env, {}))[1].setdefault(each.algo, []).append(each)
         return dict(found.values())
@@ -255,7 +255,7 @@ class _Reader:
                     found.append((place, Training(env, algo, config.changed({"seed": seed}))))
         return (training for _, training in sorted(found, key=lambda each: each[0]))
 
-    def _env(self, where: str, name: str, folder: Path, given: Mapping[str, Any]) -> EnvOfBenchmark:
+    def _env(self, where: str, name: str, folder: Path, given: Mapping[str, Any]) -> BenchmarkEnv:
         def asked(key: str, default: Any) -> Any:
             return given.get(key, self.top.get(key, default))
 
@@ -273,7 +273,7 @@ class _Reader:
         for who, value in references.items():
             if not isinstance(value, (int, float)) or isinstance(value, bool):
                 refuse(f"{self.file}: {where}.references.{who}", value, "a number", f"{where}.references.{who}")
-        return EnvOfBenchmark(name, folder, episodes, checkpoint, against, metrics, references)
+        return BenchmarkEnv(name, folder, episodes, checkpoint, against, metrics, references)
 
     def _seeds(self, where: str, given: Mapping[str, Any]) -> list[int]:
         where, seeds = (f"{where}.seeds", given["seeds"]) if "seeds" in given else ("seeds", self.top.get("seeds", 1))

@@ -62,7 +62,9 @@ def run_benchmark(
     bars.disable = bars.disable or quiet
     with pipe_that_ends_here() as pipe, bars:
         # Bars would draw over lines that go another way.
-        look = _Look(benchmark, waiting, bars, say if bars.disable else partial(bars.console.print, soft_wrap=True))
+        look = _ProgressView(
+            benchmark, waiting, bars, say if bars.disable else partial(bars.console.print, soft_wrap=True)
+        )
         worker = partial(_keep_working, pool, benchmark, options, pipe, max(1, available_cores() // at_once))
         pool.run([worker] * at_once, at_once, look, POLL_S)
         look()
@@ -86,7 +88,7 @@ def _keep_working(pool: Pool, benchmark: Benchmark, options: Sequence[str], pipe
             raise WorkersEndError(f"processes end again and again, the last one saying {last!r}; see {log}")
 
 
-class _Look:
+class _ProgressView:
     """Shows how far the trainings are: a line for each that has ended, and bars on a terminal."""
 
     def __init__(

@@ -288,7 +288,7 @@ def evaluated(
     """Let policies play as `python -m marl_sb3.evaluate` does.
 
     Args:
-        against: see `EnvOfBenchmark`.
+        against: see `BenchmarkEnv`.
         at_random: let random agents play in their places.
 
     Returns:

@@ -32,7 +32,7 @@ from marl_sb3.extensions.remote import (
 )
 from marl_sb3.systems import CAN_FORK
 from marl_sb3.tools.checkup.checks import CHECKS
-from marl_sb3.tools.checkup.finding import Finding, Report, Seen, Told, difference
+from marl_sb3.tools.checkup.finding import Finding, PartialReport, Report, Seen, difference
 from marl_sb3.tools.checkup.player import EnvUnderTest, Job, noted
 
 EPISODES, STEPS = 10, 2_000  # recorded at most, unless the caller says more
@@ -95,7 +95,7 @@ def examine(
         return _examine_apart(job, factory, on_call)
     from marl_sb3.tools.checkup.probes import examine_here  # takes seconds: other processes do this otherwise
 
-    told = Told()
+    told = PartialReport()
     examine_here(EnvUnderTest(job, _wrapped(job, factory or env_factory(job.env))), told.take)
     return Report.of(job.env, job.seed, told.findings, told.facts)
 
@@ -131,7 +131,7 @@ class _EnvProcess:
     """
 
     def __init__(self, job: Job, factory: EnvFactory | None) -> None:
-        self._job, self._told = job, Told()
+        self._job, self._told = job, PartialReport()
         self._output = anonymous_file("marl_sb3-output")
         # Two new processes have nothing in common, such as the order of sets.
         self._starter = ForkServer(_MODULES) if factory is None else Forker()
@@ -149,7 +149,7 @@ class _EnvProcess:
         self._worker.start()
         _factories.pop(job.env, None)
 
-    def wait(self, on_call: Callable[[str], None]) -> Told:
+    def wait(self, on_call: Callable[[str], None]) -> PartialReport:
         """Wait for the end of the process, and return what it has told, and how it ended if the env ended it.
 
         It is killed if a call of the env takes too long.

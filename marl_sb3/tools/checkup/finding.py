@@ -351,23 +351,23 @@ class Finding:
 
 
 # A finding; or, once they are known, all facts, and the fingerprint that is compared with that of another process.
-News: TypeAlias = "Finding | tuple[Mapping[str, Any], Fingerprint]"
+ReportPart: TypeAlias = "Finding | tuple[Mapping[str, Any], Fingerprint]"
 
 
 @dataclass
-class Told:
-    """What an examination has told so far."""
+class PartialReport:
+    """The part of a report that an examination has told so far."""
 
     findings: list[Finding] = field(default_factory=list)
     facts: Mapping[str, Any] = field(default_factory=dict)  # empty before they are known
     fingerprint: Fingerprint = field(default_factory=list)  # of the first episode; empty if it cannot be compared
 
-    def take(self, news: News) -> None:
-        """Take in what is told next."""
-        if isinstance(news, Finding):
-            self.findings.append(news)
+    def take(self, part: ReportPart) -> None:
+        """Add what is told next."""
+        if isinstance(part, Finding):
+            self.findings.append(part)
         else:
-            self.facts, self.fingerprint = news
+            self.facts, self.fingerprint = part
 
 
 @dataclass(frozen=True, repr=False)

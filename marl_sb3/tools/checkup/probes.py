@@ -37,7 +37,7 @@ from marl_sb3.tools.checkup.finding import (
     Evidence,
     Finding,
     Fingerprint,
-    News,
+    ReportPart,
     Seen,
     checksum,
     difference,
@@ -405,10 +405,11 @@ PROBES: Mapping[str, Callable[[EnvUnderTest], None]] = {
 }
 
 
-def examine_here(subject: EnvUnderTest, tell: Callable[[News], None]) -> None:
-    """Run all probes, and tell what is found after each; and the facts once all are known, before anything is rendered.
+def examine_here(subject: EnvUnderTest, tell: Callable[[ReportPart], None]) -> None:
+    """Run all probes, and tell the findings of each when it is done.
 
-    An env that cannot be made or reset is not probed any further.
+    The facts are told before the env renders, which may end the process; by then, all of them are known. If the env
+    cannot be made or reset, the probes end there.
 
     Raises:
         ConfigError: the factory does not take the arguments, or returns no env.

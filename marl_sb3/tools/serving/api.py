@@ -27,7 +27,7 @@ from marl_sb3.runs import SavedRun
 from marl_sb3.tools.serving.batching import Batcher
 from marl_sb3.tools.serving.guard import DEFAULT_LIMITS, Limits, Listening, RequestError, json_response, read_message
 from marl_sb3.tools.serving.http import Server
-from marl_sb3.tools.serving.predictor import Asked, Backend, Predicted, Predictor, Served
+from marl_sb3.tools.serving.predictor import Backend, DecodedRequest, Prediction, Predictor, ServedPolicies
 from marl_sb3.tools.serving.spaces_json import SpaceError, decode, describe, encode
 from marl_sb3.types import AgentID
 from marl_sb3.wrappers import OBSERVATION, choices_of
@@ -133,7 +133,7 @@ class Refusal(msgspec.Struct):
 # --- Reading a request -----------------------------------------------------------------------------------------------
 
 
-def read_request(body: bytes, served: Served, limits: Limits) -> tuple[PredictRequest, Asked]:
+def read_request(body: bytes, served: ServedPolicies, limits: Limits) -> tuple[PredictRequest, DecodedRequest]:
     """Read and check the body of a request.
 
     Raises:
@@ -154,9 +154,9 @@ class _RequestReader:
     """Makes arrays of a request, with a leading axis of its rows."""
 
     request: PredictRequest
-    served: Served
+    served: ServedPolicies
 
-    def read(self) -> Asked:
+    def read(self) -> DecodedRequest:
         request = self.request
         self._require_agents("observations", request.observations, self.served.bundle.policy_of)
         if not request.observations:
@@ -191,7 +191,7 @@ class _RequestReader:
             values=request.return_values,
             log_probs=request.return_log_probs,
         )
-        return Asked(inputs, want, request.batch or 1)
+        return DecodedRequest(inputs, want, request.batch or 1)
 
     def _require_agents(self, name: str, given: Iterable[str], agents: Iterable[AgentID], more: str = "") -> None:
         for agent in given:
@@ -264,7 +264,7 @@ def _flat(plain: Any, keys: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 # --- Writing an answer -----------------------------------------------------------------------------------------------
 
 
-def answer_of(request: PredictRequest, served: Served, predicted: Predicted) -> PredictAnswer:
+def answer_of(request: PredictRequest, served: ServedPolicies, predicted: Prediction) -> PredictAnswer:
     """Return an answer as plain data; without `batch`, without the leading axis."""
     bundle = served.bundle
 
@@ -316,7 +316,7 @@ class Api:
         self._reload_s = reload_s
         self._say = say
         self._settled, self._replaced = settled, replaced
-        self._batcher: Batcher[Asked, Predicted] = Batcher(
+        self._batcher: Batcher[DecodedRequest, Prediction] = Batcher(
             predictor.answer, lambda asked: asked.rows * len(asked.inputs.observations), _MAX_ROWS, together
         )
 

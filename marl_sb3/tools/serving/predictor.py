@@ -32,7 +32,7 @@ Backend = Literal["torch", "onnx"]  # what computes actions
 _AGAIN_S = 60.0  # after a checkpoint could not be read: the disk may have failed, not the checkpoint
 
 
-class Asked(NamedTuple):
+class DecodedRequest(NamedTuple):
     """A request; its arrays have a leading axis of `rows`."""
 
     inputs: AgentInputs
@@ -40,7 +40,7 @@ class Asked(NamedTuple):
     rows: int = 1
 
 
-class Predicted(NamedTuple):
+class Prediction(NamedTuple):
     """The answer to a request, and the checkpoint whose policies gave it."""
 
     checkpoint: str
@@ -48,7 +48,7 @@ class Predicted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedPolicies:
     """What is served at a time; a newer checkpoint replaces all of it at once."""
 
     bundle: PolicyBundle  # the policies
@@ -109,17 +109,17 @@ class Predictor:
 
     # --- Checkpoints -------------------------------------------------------------------------------------------------
 
-    def _load(self) -> Served:
+    def _load(self) -> ServedPolicies:
         return with_checkpoint(lambda: self._run.files.checkpoints.load(self._which), self._read)
 
-    def _read(self, checkpoint: Checkpoint) -> Served:
+    def _read(self, checkpoint: Checkpoint) -> ServedPolicies:
         weights = pack_weights(checkpoint)
         env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
         loaded_s = written_s = time.time()
         with suppress(OSError):  # a running training has removed it
             written_s = (checkpoint.folder / MANIFEST).stat().st_mtime
         digest = sha256(weights).hexdigest()
-        served = Served(self._run.read(checkpoint), env_steps, weights, digest, written_s, loaded_s)
+        served = ServedPolicies(self._run.read(checkpoint), env_steps, weights, digest, written_s, loaded_s)
         if self._backend == "torch":
             return served
         made = {}
@@ -193,7 +193,7 @@ class Predictor:
 
     # --- Answers -----------------------------------------------------------------------------------------------------
 
-    def answer(self, requests: Sequence[Asked]) -> list[Predicted | ConfigError]:
+    def answer(self, requests: Sequence[DecodedRequest]) -> list[Prediction | ConfigError]:
         """Answer requests together; what is wrong with one is its own answer."""
         served = self.served
         questions = [(asked.inputs, asked.want) for asked in requests]
@@ -203,11 +203,11 @@ class Predictor:
         with self._networks:
             answers = served.bundle.ask_together(questions)
         return [
-            answer if isinstance(answer, ConfigError) else Predicted(served.checkpoint, answer) for answer in answers
+            answer if isinstance(answer, ConfigError) else Prediction(served.checkpoint, answer) for answer in answers
         ]
 
 
-def _answers_of_sessions(served: Served, requests: Sequence[Asked]) -> list[dict[AgentID, Array]]:
+def _answers_of_sessions(served: ServedPolicies, requests: Sequence[DecodedRequest]) -> list[dict[AgentID, Array]]:
     """Answer by ONNX Runtime what it can: deterministic requests for policies without memory and masks."""
     from marl_sb3.extensions.transfer import by_input
 
@@ -228,7 +228,7 @@ def _answers_of_sessions(served: Served, requests: Sequence[Asked]) -> list[dict
     return answers
 
 
-def _session(served: Served, policy_id: PolicyID) -> Any:
+def _session(served: ServedPolicies, policy_id: PolicyID) -> Any:
     """Return a session of ONNX Runtime that answers for a policy, or, as a text, why there is none."""
     from marl_sb3.extensions.transfer import export_policies, graph_of, open_session
 

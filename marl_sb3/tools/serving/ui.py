@@ -78,7 +78,7 @@ class AgentCard(Struct):
     mark: str  # what it has on the board, such as `red`; empty: nobody knows
 
 
-class Opponent(Struct):
+class OpponentCard(Struct):
     """Somebody who can be chosen to play against."""
 
     name: str
@@ -92,7 +92,7 @@ class Hello(Struct, tag="hello"):
     run: str
     agents: list[AgentCard]
     checkpoints: list[str]
-    opponents: list[Opponent]  # "begin" takes their names
+    opponents: list[OpponentCard]  # "begin" takes their names
     seed: int | None  # of `begin` without one; None: a new one each time, since all episodes start alike
 
 
@@ -196,7 +196,7 @@ class SocketStage(Stage):
         ]
         numbers = [str(int(name.rpartition("-")[2])) for name in files.checkpoints.names()]
         seed = None if game.starts_alike else game.plan.seed
-        rivals = [Opponent(rival.name, rival.about) for rival in game.plan.rivals] if len(cards) > 1 else []
+        rivals = [OpponentCard(rival.name, rival.about) for rival in game.plan.rivals] if len(cards) > 1 else []
         self._say(Hello(self._run.config.env, files.path.name, cards, numbers, rivals, seed))
 
     @override

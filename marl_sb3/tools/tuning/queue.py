@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from marl_sb3.files import append_text
 from marl_sb3.tools.tuning import trial as key
 
-HERE = "here-"  # begins the names of workers that train in the process of the search
+IN_PROCESS = "here-"  # the beginning of the name of a worker that trains in the process of the search
 
 
 class TrialQueue:
@@ -99,7 +99,7 @@ class TrialQueue:
         for trial in self.trials:
             worker = trial.user_attrs.get(key.WORKER)
             if trial.state == TrialState.RUNNING and worker in workers:
-                self.requeue(trial.number, key.KILLED if str(worker).startswith(HERE) else key.INTERRUPTED)
+                self.requeue(trial.number, key.KILLED if str(worker).startswith(IN_PROCESS) else key.INTERRUPTED)
 
     def requeue(self, number: int, why: str) -> None:
         """Mark an unfinished trial as failed and enqueue it again, unless its process has died twice."""

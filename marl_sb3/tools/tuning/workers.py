@@ -45,7 +45,7 @@ from marl_sb3.files import last_line, open_regular
 from marl_sb3.runs import Pool, TrainConfig, execute, prepare, resume_own
 from marl_sb3.signals import interrupting
 from marl_sb3.systems import CAN_FORK, KILL, require_fork
-from marl_sb3.tools.tuning.queue import HERE, TrialQueue
+from marl_sb3.tools.tuning.queue import IN_PROCESS, TrialQueue
 from marl_sb3.tools.tuning.study import TuneStudy
 
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 GRACE_S = 30.0  # time that a training may take to finish its iteration when the search ends
 POLL_S = 0.5  # time between checks of the workers
 MODULES = f"numba,{__name__}"  # what the fork server of workers imports
-OPPOSITION = "opposition"  # in a result that a training asks about: what `AskTheSearch` has found
+OPPOSITION = "opposition"  # in a result that a training asks about: what `PruningCallback` has found
 _START_S = 600.0  # longest time in which a worker imports the env
 _MAX_DEATHS = 3  # of workers in a row while no training is finished
 
@@ -107,7 +107,7 @@ GoesOn = Callable[[Result], bool]  # asked about each evaluation: whether the tr
 Train = Callable[[TrainConfig | Continuation, Path, EnvFactory | None, GoesOn | None], TrainedRun]
 
 
-class AskTheSearch(TrainingCallback):
+class PruningCallback(TrainingCallback):
     """Lets the search decide whether a training goes on: after each evaluation, and when its agents' returns oppose."""
 
     def __init__(self, goes_on: GoesOn) -> None:
@@ -143,7 +143,7 @@ def train_here(
         run = resume_own(folder, config.config, factory, config.settings)
     else:
         run = prepare(config, folder, factory)
-    run = execute(run, [] if goes_on is None else [AskTheSearch(goes_on)])
+    run = execute(run, [] if goes_on is None else [PruningCallback(goes_on)])
     results = () if run.interrupted else [result for result in run.results if "evaluation" in result]
     return TrainedRun(run.folder, run.interrupted, run.result, results, run.checkpoint, time.process_time() - start_s)
 
@@ -184,7 +184,7 @@ def run_jobs(
     with study_lock(study.folder):
         try:
             if trainer is None and is_trained_here(study, workers):
-                if not work(study, queue, run, f"{HERE}{os.getpid()}-{next(_numbers)}", train_here, look):
+                if not work(study, queue, run, f"{IN_PROCESS}{os.getpid()}-{next(_numbers)}", train_here, look):
                     raise KeyboardInterrupt
             else:
                 pool = Pool(GRACE_S)
@@ -269,13 +269,13 @@ def local_workers(study: TuneStudy, count: int, pool: Pool) -> Iterator[Mapping[
     make = (replace(ProcessContext.here(imports=True), environment=environment), by_value((_Training, (env, path))))
     deaths = RestartBudget(_MAX_DEATHS)
     with ExitStack() as cleanup:
-        workers = [_ProcessOfWorker(study.folder / "workers", make, pool, deaths) for _ in range(count)]
+        workers = [_WorkerProcess(study.folder / "workers", make, pool, deaths) for _ in range(count)]
         for worker in workers:
             cleanup.callback(worker.close)
         yield {worker.name: worker.train for worker in workers}
 
 
-class _ProcessOfWorker:
+class _WorkerProcess:
     """The process of a worker, which is started when there is something to train, and anew if it has died.
 
     Args:

@@ -33,7 +33,7 @@ from marl_sb3.tools.serving import predictor as predictor_module
 from marl_sb3.tools.serving.api import openapi, policy_server
 from marl_sb3.tools.serving.batching import Batcher
 from marl_sb3.tools.serving.guard import Limits
-from marl_sb3.tools.serving.predictor import Asked, Predictor, Served, _answers_of_sessions
+from marl_sb3.tools.serving.predictor import DecodedRequest, Predictor, ServedPolicies, _answers_of_sessions
 from marl_sb3.tools.serving.weights import unpack_weights
 
 SEEN = {"a": [1.0, 2.0, 3.0], "b": [-5.0, 0.25, 1000.0]}
@@ -303,7 +303,7 @@ def test_a_newer_checkpoint_is_served_and_a_damaged_one_is_not(
     names = sorted(path.name for path in (copied / "checkpoints").iterdir())
     newest = (copied / "checkpoints" / names[-1]).rename(tmp_path / names[-1])
     predictor = Predictor(SavedRun.open(copied, makes_env=False), "latest")
-    (before,) = predictor.answer([Asked(AgentInputs({"a": np.float32([[1, 2, 3]])}), VALUES_TOO)])
+    (before,) = predictor.answer([DecodedRequest(AgentInputs({"a": np.float32([[1, 2, 3]])}), VALUES_TOO)])
     assert not predictor.reload()
     shutil.copytree(newest, copied / "checkpoints" / "ckpt-000900")
     (copied / "checkpoints" / "ckpt-000900" / "state.json").write_bytes(b"{}")
@@ -313,7 +313,7 @@ def test_a_newer_checkpoint_is_served_and_a_damaged_one_is_not(
     shutil.rmtree(copied / "checkpoints" / "ckpt-000900")
     newest.rename(copied / "checkpoints" / names[-1])
     assert predictor.reload()
-    (after,) = predictor.answer([Asked(AgentInputs({"a": np.float32([[1, 2, 3]])}), VALUES_TOO)])
+    (after,) = predictor.answer([DecodedRequest(AgentInputs({"a": np.float32([[1, 2, 3]])}), VALUES_TOO)])
     assert (before.checkpoint, after.checkpoint) == (names[-2], names[-1])
     assert before.answer.values["a"] != after.answer.values["a"]
 
@@ -426,11 +426,11 @@ def test_onnx_runtime_answers_as_pytorch_does(run: Path, monkeypatch: pytest.Mon
     assert (by_onnx.served.sessions.keys(), by_onnx.served.by_torch) == ({"a", "b"}, {})
     rows = np.random.default_rng(0).uniform(-1000, 1000, (8, 3)).astype(np.float32)
     requests = [
-        Asked(AgentInputs({"a": rows, "b": rows}), rows=8),
-        Asked(AgentInputs({"b": rows[:1]})),
-        Asked(AgentInputs({"a": rows}), VALUES_TOO, 8),
+        DecodedRequest(AgentInputs({"a": rows, "b": rows}), rows=8),
+        DecodedRequest(AgentInputs({"b": rows[:1]})),
+        DecodedRequest(AgentInputs({"a": rows}), VALUES_TOO, 8),
     ]
-    sampled = Asked(AgentInputs({"a": rows}), Want(actions=True, deterministic=False), 8)
+    sampled = DecodedRequest(AgentInputs({"a": rows}), Want(actions=True, deterministic=False), 8)
     assert _answers_of_sessions(by_onnx.served, [sampled]) == [{}]
     for algorithm in by_onnx.served.bundle.policies.values():
         monkeypatch.setattr(algorithm, "predict", _not_asked)  # nothing is left for PyTorch
@@ -445,7 +445,7 @@ def test_what_onnx_runtime_does_not_answer_is_said(
     monkeypatch.setattr("marl_sb3.tools.serving.http.Server.run", lambda server, *_: server._socket.close())
     assert main([str(masked), "--backend", "onnx", "--port", "0"]) == 0
     assert "\npolicy 'shared': PyTorch answers; the policy takes action masks\n" in capsys.readouterr().out
-    monkeypatch.setattr(Served, "has_memory", lambda *_: True)
+    monkeypatch.setattr(ServedPolicies, "has_memory", lambda *_: True)
     found = Predictor(SavedRun.open(run, makes_env=False), backend="onnx").served
     assert (found.sessions, found.by_torch) == ({}, dict.fromkeys("ab", "the policy has a memory"))
     monkeypatch.setattr("marl_sb3.startup.find_spec", lambda name: None if name == "onnxruntime" else name)
@@ -477,7 +477,9 @@ def test_a_batch_of_requests_has_the_answers_of_each_alone(run: Path) -> None:
     predictor = Predictor(SavedRun.open(run, makes_env=False))
     rng = np.random.default_rng(0)
     requests = [
-        Asked(AgentInputs({agent: rng.uniform(-9, 9, (rows, 3)).astype(np.float32) for agent in agents}), rows=rows)
+        DecodedRequest(
+            AgentInputs({agent: rng.uniform(-9, 9, (rows, 3)).astype(np.float32) for agent in agents}), rows=rows
+        )
         for agents, rows in (("ab", 1), ("a", 3), ("b", 2), ("ab", 4))
     ]
     for together, request in zip(predictor.answer(requests), requests, strict=True):
@@ -489,8 +491,8 @@ def test_a_batch_of_requests_has_the_answers_of_each_alone(run: Path) -> None:
 def test_what_is_wrong_with_a_request_is_its_own_answer(masked: Path) -> None:
     predictor = Predictor(SavedRun.open(masked, makes_env=False))
     seen = {"a": np.float32([SEEN["a"]])}
-    right = Asked(AgentInputs(seen, action_masks={"a": np.array([[False, False, True]])}))
-    first, wrong, last = predictor.answer([right, Asked(AgentInputs(seen)), right])
+    right = DecodedRequest(AgentInputs(seen, action_masks={"a": np.array([[False, False, True]])}))
+    first, wrong, last = predictor.answer([right, DecodedRequest(AgentInputs(seen)), right])
     assert isinstance(wrong, ConfigError)
     assert [predicted.answer.actions["a"].tolist() for predicted in (first, last)] == [[2], [2]]
 

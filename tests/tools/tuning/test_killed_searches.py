@@ -11,22 +11,22 @@ from searches import GRID, SMALL, SPACE, in_this_process, pretend, work_on
 
 from marl_sb3.tools.tuning import Search, TuneStudy
 from marl_sb3.tools.tuning.api import prepare_study
-from marl_sb3.tools.tuning.queue import HERE
+from marl_sb3.tools.tuning.queue import IN_PROCESS
 from marl_sb3.tools.tuning.trial import DEATHS, ERROR, INDEX, INTERRUPTED, KILLED, RETRY_OF
 from marl_sb3.tools.tuning.trials import run_trial
 
 
 def test_a_dead_search_gives_its_trials_back(in_tmp: Path) -> None:
     study = prepare_study(**SMALL, study="s")
-    first = study.queue.claim(HERE)
+    first = study.queue.claim(IN_PROCESS)
     assert first is not None
     study.queue.requeue_dead()
     assert study.n_done() == 0
-    again = study.queue.claim(HERE)
+    again = study.queue.claim(IN_PROCESS)
     assert again is not None
     assert again.user_attrs.items() >= {RETRY_OF: first.number, DEATHS: 1}.items()
     study.queue.requeue(again.number, INTERRUPTED)  # by the user: it is not the trial's fault
-    once_more = study.queue.claim(HERE)
+    once_more = study.queue.claim(IN_PROCESS)
     assert once_more is not None
     assert once_more.user_attrs.items() >= {RETRY_OF: again.number, DEATHS: 1, "index": 0}.items()
     study.queue.requeue_dead()
@@ -53,7 +53,7 @@ def test_a_search_that_was_killed_finds_what_it_would_have_found(sampler: str, i
     whole = in_this_process(pretend, study="whole", **options)
     study = prepare_study(**{**SMALL, **options}, study="killed")
     for n_drawn in (2, 0, 1):  # killed after all parameters, none or only the first were drawn
-        trial = study.queue.claim(HERE)
+        trial = study.queue.claim(IN_PROCESS)
         assert trial is not None
         for parameter in study.space.parameters[:n_drawn]:
             parameter.suggest(trial)

@@ -25,7 +25,7 @@ from marl_sb3.runs import RunFolder, load_config
 from marl_sb3.tools.tuning import TuneStudy, write_files
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.population import copies, copy_run, enqueue_generation, exploit, explore, latest
-from marl_sb3.tools.tuning.queue import HERE
+from marl_sb3.tools.tuning.queue import IN_PROCESS
 from marl_sb3.tools.tuning.space import Parameter, parse_space
 from marl_sb3.tools.tuning.trial import COPIED, ERROR, INTERRUPTED, KILLED, PARENT
 from marl_sb3.tools.tuning.trials import run_trial
@@ -187,7 +187,7 @@ def test_kills_lose_no_member_and_repeat_no_generation(in_tmp: Path, monkeypatch
             patch.setattr(study.queue, "enqueue", some)
             with pytest.raises(StopIteration):
                 enqueue_generation(study)
-        for worker in (HERE, "a process"):  # killed as it trains: the search itself, then one of its workers
+        for worker in (IN_PROCESS, "a process"):  # killed as it trains: the search itself, then one of its workers
             study = prepare_study(study="killed")
             assert enqueue_generation(study)
             trial = study.queue.claim(worker)
