@@ -49,15 +49,14 @@ def main(
 ) -> int:
     """Print the comparison, and write its page; returns the exit code."""
     from marl_sb3.errors import ConfigError
-    from marl_sb3.results import RETURN, group_by_argument, read_records, require_drawable
-    from marl_sb3.tools.looking import compare_groups
+    from marl_sb3.results import RETURN, require_drawable
+    from marl_sb3.tools.looking import compare
 
     if out is not None:
         require_drawable(out, [".html"])
     if len(set(runs)) < len(runs):
         raise ConfigError("an experiment is given twice; accepted: different ones", key="run")
-    groups = group_by_argument({label: read_records(path) for label, path in zip(_labels(runs), runs, strict=True)})
-    found = compare_groups(groups, metric or RETURN, mode, threshold)
+    found = compare(dict(zip(_labels(runs), runs, strict=True)), metric or RETURN, mode=mode, threshold=threshold)
     if out is not None:
         from marl_sb3.files import named_by_user
 

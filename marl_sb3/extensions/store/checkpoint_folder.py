@@ -116,12 +116,15 @@ class CheckpointFolder:
         there = ", ".join(str(_iteration(name)) for name in names) or "none"
         raise CheckpointError(f"{self.path} has no checkpoint {which!r}; accepted: best, latest, or one of {there}")
 
-    def choose(self) -> tuple[str, str] | None:
-        """The name of the checkpoint that `load(None)` reads first, and why; None if there is none.
+    def choose(self, which: str | None = None) -> tuple[str, str] | None:
+        """The name of the checkpoint that `load` reads first, and why; None if there is none.
 
         Reads the manifests only.
+
+        Args:
+            which: see `load`; no number.
         """
-        return next(iter(self._candidates(None)), None)
+        return next(iter(self._candidates(which)), None)
 
     def _candidates(self, which: str | None) -> list[tuple[str, str]]:
         """The checkpoints to try, in this order, and a sentence about each that says why it is taken."""

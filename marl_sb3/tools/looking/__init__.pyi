@@ -1,7 +1,7 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
 from .comparison import Comparison as Comparison
-from .comparison import compare_groups as compare_groups
+from .comparison import compare as compare
 from .comparison import summary as summary
 from .comparison import tables as tables
 from .match_page import require_writable as require_writable

@@ -195,7 +195,7 @@ def compare(
             for label, each in named.items()
         }
     )
-    return compare_groups(groups, metric, mode, threshold)
+    return _compared(groups, metric, mode, threshold)
 
 
 def _sequence(value: Any) -> Sequence[Any]:
@@ -207,10 +207,7 @@ def _name_of(value: Any, place: int) -> str:
     return str(getattr(first[0], "folder", first[0])) if len(first) == 1 else f"experiment {place + 1}"
 
 
-def compare_groups(
-    groups: Groups, metric: str = RETURN, mode: str = "max", threshold: float | None = None
-) -> Comparison:
-    """See `compare`."""
+def _compared(groups: Groups, metric: str, mode: str, threshold: float | None) -> Comparison:
     if mode not in ("max", "min"):
         refuse("mode", mode, "max, min", "--mode")
     if len(groups.runs) < 2:

@@ -207,44 +207,30 @@ class Guard:
         """Guard one request, WebSocket, or the lifespan of the app."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            await self._count_request(scope, receive, send)
-        else:
-            await self._count_websocket(scope, receive, send)
-
-    async def _count_request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status, begun_s = "gone", time.perf_counter()
-
-        async def watched(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = str(message["status"])
-            await send(message)
-
-        self._metrics.in_flight += 1
-        try:
-            await self._check(scope, receive, watched)
-        finally:
-            self._metrics.in_flight -= 1
-            self._metrics.answered(self._route_of(scope), status, time.perf_counter() - begun_s)
-
-    async def _count_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status = "403"  # what uvicorn answers if it is closed before it was accepted
+            return
+        is_http, begun_s = scope["type"] == "http", time.perf_counter()
+        status = "gone" if is_http else "403"  # what uvicorn answers if a WebSocket is closed before it was accepted
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "websocket.accept":
                 status = "101"
                 self._metrics.websockets += 1
-            elif message["type"] == "websocket.http.response.start":
+            elif message["type"] in ("http.response.start", "websocket.http.response.start"):
                 status = str(message["status"])
             await send(message)
 
+        self._metrics.in_flight += is_http
         try:
             await self._check(scope, receive, watched)
         finally:
-            self._metrics.websockets -= status == "101"
-            self._metrics.requests[self._route_of(scope), status] += 1
+            route = self._route_of(scope)
+            if is_http:
+                self._metrics.in_flight -= 1
+                self._metrics.answered(route, status, time.perf_counter() - begun_s)
+            else:
+                self._metrics.websockets -= status == "101"
+                self._metrics.requests[route, status] += 1
 
     def _route_of(self, scope: Scope) -> str:
         """Return the path of the route as the app has it: clients choose what is in the place of parameters."""

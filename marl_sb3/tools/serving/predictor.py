@@ -137,7 +137,8 @@ class Predictor:
         stays, or one in between is served. Requests that are being answered are not disturbed.
         """
         try:
-            wanted = self._wanted()
+            follows = self._which in ("best", "latest", None)  # the training to newer checkpoints
+            wanted, _ = (self._run.files.checkpoints.choose(self._which) if follows else None) or (None, "")
             self.failing &= wanted != self.served.checkpoint
             is_due = self.failing and time.monotonic() - self._tried_s >= _AGAIN_S
             if wanted in (None, self.served.checkpoint) or (wanted == self._tried and not is_due):
@@ -179,17 +180,6 @@ class Predictor:
             counters("marl_sb3_reloads_total", "Newer checkpoints, by what came of them.", ("result",), self._reloads),
             gauge("marl_sb3_reload_failing", "1: the checkpoint that is asked for cannot be loaded.", self.failing),
         ]
-
-    def _wanted(self) -> str | None:
-        """The checkpoint that `load` would try first."""
-        folder = self._run.files.checkpoints
-        names = folder.names()
-        if self._which not in ("best", "latest", None) or not names:
-            return None
-        if self._which == "latest":
-            return names[-1]
-        chosen = folder.choose() if self._which is None else None
-        return chosen[0] if chosen is not None else folder.best() or names[-1]
 
     # --- Answers -----------------------------------------------------------------------------------------------------
 
