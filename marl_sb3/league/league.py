@@ -98,7 +98,10 @@ class League(Assignment):
             self.members[name] = Member(name)
             if not is_code(source):
                 try:
-                    self.bundles[name] = _player(load_policies(source))
+                    bundle = load_policies(source)
+                    # A member of another league is the one policy that it is, for all that this one may play.
+                    own = member_policy(str(bundle.checkpoint), bundle.policies)
+                    self.bundles[name] = bundle if own is None else of_policy(bundle, own)
                 except MarlSb3Error as error:
                     raise ConfigError(f"league: opponent {name}: {error}", key="league.opponents") from error
         self.scores: dict[PolicyID, Scores] = {policy_id: {} for policy_id in self.seats}
@@ -384,12 +387,6 @@ def _exploiter(name: PolicyID, given: Any) -> Exploiter:
         words = "{of: POLICY, reset_every: ITERATIONS or null, reset_above: SHARE}"
         refuse(where, given, words, "league.exploiters")
     return Exploiter(**{key: require(f"{where}.{key}", value, _EXPLOITER[key]) for key, value in given.items()})
-
-
-def _player(bundle: PolicyBundle) -> PolicyBundle:
-    """Return the policies of a file; of a member of another league the one policy that it is, for all it may play."""
-    own = member_policy(str(bundle.checkpoint), bundle.policies)
-    return bundle if own is None else of_policy(bundle, own)
 
 
 def _named(sources: Sequence[str], taken: Sequence[str]) -> dict[str, str]:

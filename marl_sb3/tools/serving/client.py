@@ -413,12 +413,9 @@ class _LocalPolicies:
         return {agent: encode(spaces[agent].action, action) for agent, action in actions.items()}, after
 
     def _policies(self) -> PolicyBundle:
-        if self._bundle is None or time.monotonic() >= self._due_s:
-            self._refresh()
-        assert self._bundle is not None
-        return self._bundle
-
-    def _refresh(self) -> None:
+        """Return the policies, newer ones if it is time to ask for these and there are any."""
+        if self._bundle is not None and time.monotonic() < self._due_s:
+            return self._bundle
         from marl_sb3.tools.serving.weights import unpack_weights
 
         try:
@@ -430,6 +427,8 @@ class _LocalPolicies:
                 raise
             _log.warning("no newer weights: %s", error)
         self._due_s = time.monotonic() + self._refresh_s
+        assert self._bundle is not None
+        return self._bundle
 
 
 @dataclass

@@ -140,8 +140,11 @@ class _Reader:
         """Read lists of numbers with the shape of the space, as float64 or int64; as objects if they are larger."""
         assert space.shape is not None
         shape = (*self._lead, *space.shape)
+        nested: Any = kind
+        for _ in range(min(len(shape), _MAX_DIMENSIONS)):
+            nested = list[nested]
         try:
-            lists = msgspec.convert(plain, _nested(kind, len(shape)))
+            lists = msgspec.convert(plain, nested)
             try:
                 numbers = np.asarray(lists, np.float64 if kind is float else np.int64)
             except OverflowError:  # compared with the bounds as they are, and refused unless the space has such numbers
@@ -174,13 +177,6 @@ class _Reader:
         range_words = f"{low} to {high}" if self._within_bounds or not isinstance(space, spaces.Box) else "any finite"
         shape = (*self._lead, *(space.shape or ()))
         return f"{kind} of shape {shape}, {range_words}" if shape else f"one of the {kind} {range_words}"
-
-
-def _nested(kind: type, dimensions: int) -> Any:
-    found: Any = kind
-    for _ in range(min(dimensions, _MAX_DIMENSIONS)):
-        found = list[found]
-    return found
 
 
 def _without_booleans(plain: Any, depth: int) -> Any:

@@ -414,6 +414,7 @@ def parse_grid(grid: Grid) -> Space:
     return parse_space(section, "grid" if isinstance(grid, Mapping) else "--grid")
 
 
+_LARGEST = 2**53  # floats represent all integers up to here exactly; the comparison also excludes NaN and infinity
 _ACCEPTED = "{choices: [...]}, {uniform: [a, b]}, {log_uniform: [a, b]}, {int: [a, b]} or a constant"
 
 
@@ -430,7 +431,11 @@ def _parameter(key: str, spec: Mapping[str, Any], where: str) -> Parameter:
     bounds = [as_integer(bound) if kind == "int" else canonical_value(key, bound) for bound in bounds]
     if kind == "choices":
         return Parameter(name, kind, _choices(bounds, linear, where), linear)
-    _check_range(kind, bounds, where)
+    types, noun = ((int,), "integers") if kind == "int" else ((int, float), "numbers")
+    numbers = all(isinstance(b, types) and not isinstance(b, bool) and abs(b) <= _LARGEST for b in bounds)
+    least, order = (0, "0 < lowest < highest") if kind == "log_uniform" else (-math.inf, "lowest < highest")
+    if not (numbers and len(bounds) == 2 and least < bounds[0] < bounds[1]):
+        refuse(f"{where}: {kind}", bounds, f"two {noun}, {order}", "space")
     return Parameter(name, kind, tuple(bounds), linear)
 
 
@@ -447,14 +452,3 @@ def _choices(values: list[Any], linear: bool | None, where: str) -> tuple[Any, .
             words = f"{same!r} and {stored!r} are both given, but count as the same; accepted: one of them"
             raise ConfigError(f"{where}: {words}", key="space")
     return kept
-
-
-_LARGEST = 2**53  # floats represent all integers up to here exactly; the comparison also excludes NaN and infinity
-
-
-def _check_range(kind: str, bounds: list[Any], where: str) -> None:
-    types, noun = ((int,), "integers") if kind == "int" else ((int, float), "numbers")
-    numbers = all(isinstance(b, types) and not isinstance(b, bool) and abs(b) <= _LARGEST for b in bounds)
-    least, order = (0, "0 < lowest < highest") if kind == "log_uniform" else (-math.inf, "lowest < highest")
-    if not (numbers and len(bounds) == 2 and least < bounds[0] < bounds[1]):
-        refuse(f"{where}: {kind}", bounds, f"two {noun}, {order}", "space")
