@@ -144,7 +144,7 @@ def _api(options: ServeOptions, run: "SavedRun", limits: "Limits") -> "Api":
 
 
 def _without_scans() -> None:
-    """Exempt what is there from collections, which stop all requests: of all imports, for a third of a second.
+    """Exempt all present objects from garbage collections: one of all imports stops requests for a third of a second.
 
     The first policies are exempt as well, and stay. Those that replace them are not, and are freed when newer ones
     have replaced them; there is little else then that a collection looks through.

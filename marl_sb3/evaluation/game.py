@@ -339,7 +339,7 @@ class Game:
         self.players = {**names, **dict.fromkeys(self.persons, _PERSON)}
 
     def _sides(self) -> dict[AgentID, str]:
-        """Return the side that each agent is on: who plays it, if that is a rival or not; else it is alone."""
+        """Return the side of each agent: against a rival, the name of its player; else each agent is a side."""
         alone = {agent: agent for agent in self.env.agents}
         if self.changed:
             return alone

@@ -286,7 +286,7 @@ def ask_opponent(
 
 
 class _Asking:
-    """Asks opponents, and names those that do not answer, for whom all waits: nobody can end code from outside."""
+    """Asks opponents for actions, and logs the name of one that has not answered: code cannot be ended from outside."""
 
     def __init__(self) -> None:
         self._asked: dict[int, tuple[float, Opponent]] = {}  # by thread: since when, and who

@@ -1,4 +1,4 @@
-"""Two sides at the agents of the same envs: the policies of a bundle, and whoever plays the other agents."""
+"""Two sides in the same envs: the policies of a bundle, and an opponent that plays the other agents."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Pairing:
             side.observe(step)
 
     def decision_of(self, agent: AgentID) -> tuple[Actor, Acted] | None:
-        """Return what has chosen the next action of an agent; None if that was no policy, or the agent does not act."""
+        """Return what has chosen the next action of an agent, if that was a policy and the agent acts; else None."""
         for side, acted in zip(self._sides, self._acted, strict=False):
             for actor in side.actors:
                 if agent in actor.rows.agents:

@@ -219,7 +219,7 @@ _ROUNDING = 1e-4  # rewards are float32
 
 
 def closeness(own_returns: Sequence[float], sums: Sequence[float]) -> float | None:
-    """Return up to which difference returns that oppose each other are equal; None if they do not.
+    """Return the largest difference by which returns count as equal; None if returns do not oppose each other.
 
     Args:
         own_returns: of a side, in several episodes.

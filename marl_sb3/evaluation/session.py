@@ -172,7 +172,7 @@ class GameSession:
                 pass
 
     def _begin_first(self) -> MarlSb3Error | None:
-        """Begin as planned; without a rival if that one fails, so that the viewer may choose another."""
+        """Begin as planned. If the rival fails, begin without it, so that the viewer may choose another one."""
         try:
             self._begin(ViewerCommand("begin"))
         except MarlSb3Error as error:

@@ -197,7 +197,7 @@ class League(Assignment):
         return hunted if hunted in mains else mains[int(rng.integers(len(mains)))]
 
     def _opponent(self, learner: PolicyID, side: int, rng: np.random.Generator, present: PolicyID) -> str:
-        """Draw who plays a side against a policy; a present policy as long as the pool has nobody."""
+        """Draw a member of the pool to play a side against a policy; a present policy if no member can play it."""
         able = [member for member in self.members.values() if self._can_play(member, self._sides[side])]
         fixed, share = [m for m in able if m.policy_id is None], self.settings.opponents_share
         snapshots = [m for m in able if m.policy_id is not None]

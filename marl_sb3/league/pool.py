@@ -82,7 +82,7 @@ class Member:
 
 
 def read_member(name: str, state: StateReader, before: Member | None) -> Member:
-    """Read what `to_plain` returned; what it left out is that of the same member as it was before."""
+    """Read what `to_plain` returned; weights that it left out are taken from the member as it was before."""
     weights, statistics = (None, {}) if before is None else (before.weights, before.statistics)
     if "weights" in state:
         weights = read_weights_of(state.fields("weights"))

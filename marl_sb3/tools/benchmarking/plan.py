@@ -131,7 +131,7 @@ class Benchmark:
         return [training for training in self.trainings if training.is_open]
 
     def require_own(self) -> None:
-        """Refuse a folder of other things, and what is no regular file, or no run, in the place of one of a benchmark.
+        """Refuse a folder that holds something else, and links or folders where a benchmark has files or runs.
 
         Raises:
             ConfigError: there is something of that kind; names it.
@@ -155,7 +155,7 @@ class Benchmark:
                 require_run(each.folder, each.config.env)
 
     def begin(self) -> None:
-        """Check what is not trained yet, write the settings, and forget failures, so that they are tried again.
+        """Check the settings of what is not trained yet, write all settings, and remove failures, to try again.
 
         Raises:
             ConfigError: a setting does not fit, or the folder has trainings with other settings, or is none of ours.

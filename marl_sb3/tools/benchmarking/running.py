@@ -37,7 +37,7 @@ class WorkersEndError(MarlSb3Error, RuntimeError):
 def run_benchmark(
     benchmark: Benchmark, processes: int | None, options: Sequence[str], say: Callable[[str], None], *, quiet: bool
 ) -> None:
-    """Have all trainings done, by so many processes of this machine, and by others that work in the same folder.
+    """Train everything in processes of this machine; processes elsewhere may work in the same folder.
 
     Args:
         processes: None: as many as there are cores.

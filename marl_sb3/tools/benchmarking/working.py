@@ -124,7 +124,7 @@ def _number(claim: Path) -> int:
 
 
 def _release(training: Training, claim: Path) -> None:
-    """Remove a claim and those before it; it goes last, and later ones are of others."""
+    """Remove a claim and earlier ones, the claim itself last. Later claims belong to other processes and stay."""
     for each in _claims_of(training):
         if _number(each) <= _number(claim):
             each.unlink(missing_ok=True)
@@ -177,7 +177,7 @@ def _alive(training: Training, claim: Path) -> Iterator[None]:
 
 
 def work(benchmark: Benchmark, on_end: Callable[[Training], None] = lambda training: None) -> bool:
-    """Train what nobody else trains, until nothing of that kind is left; returns whether it was interrupted.
+    """Claim and run trainings until all are done or claimed by others; returns whether one was interrupted.
 
     A training that fails does not end the others.
 

@@ -150,7 +150,7 @@ class _EnvProcess:
         _factories.pop(job.env, None)
 
     def wait(self, on_call: Callable[[str], None]) -> PartialReport:
-        """Wait for the end of the process, and return what it has told, and how it ended if the env ended it.
+        """Wait for the end of the process; returns its report. If the env ended the process, that is a finding, too.
 
         It is killed if a call of the env takes too long.
 
@@ -212,7 +212,7 @@ def _wrapped(job: Job, factory: EnvFactory) -> EnvFactory:
 
 
 def _examine(link: Link, job: Job) -> None:
-    """Play in this process, and tell what is found at once, so that it is known if the env ends the process."""
+    """Play in this process. Each finding is sent at once: the env may end the process."""
     from marl_sb3.tools.checkup.probes import examine_here  # before the import of the env, which has a time limit
 
     link.write_to(link.descriptors[0])

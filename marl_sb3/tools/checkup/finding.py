@@ -93,7 +93,7 @@ def _bytes(value: Any) -> bytes:
 
 
 def difference(one: Fingerprint, other: Fingerprint) -> Difference | None:
-    """Return where two episodes differ first, as far as both were played; None if they agree."""
+    """Return the first difference between two episodes, up to the end of the shorter one; None if there is none."""
     for number, (first, second) in enumerate(zip(one, other, strict=False)):
         if first != second:
             return Difference(number, next(name for name in {**first, **second} if first.get(name) != second.get(name)))

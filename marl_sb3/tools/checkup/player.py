@@ -112,7 +112,7 @@ class EnvUnderTest:
             self.heartbeat.rest()
 
     def seeds(self, episode: int) -> tuple[int, int]:
-        """Return the seed of an episode, 31 bits, as many as all envs take; and the seed of its actions."""
+        """Return the seed of an episode and the seed of its actions. The former has 31 bits, which all envs accept."""
         seed = int(np.random.SeedSequence((self.job.seed, episode)).generate_state(1)[0]) >> 1
         return seed, self.job.seed + episode
 

@@ -254,7 +254,7 @@ def sections(page: Page, found: Match) -> Iterator[tuple[str, list[Html]]]:
 
 
 def _look(low: float, high: float, digits: int, legend: str) -> dict[str, Any]:
-    """How a heat map with values between two bounds looks; what is in the middle of them is white."""
+    """Return Plotly's settings of a heat map with values between two bounds; the middle is white."""
     title = {"text": legend, "side": "top"}
     bar = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yanchor": "top", "thickness": 12, "title": title}
     bar |= {"lenmode": "pixels", "len": 220}

@@ -360,7 +360,7 @@ class _Games:
         )
 
     def _opposed(self) -> tuple[str | None, str | None]:
-        """Say how returns oppose each other, in all games together, and if they do not, why that is not certain."""
+        """Return two sentences, or None for each: how the returns oppose each other; why it is unclear if they do."""
         everything = np.concatenate(list(self._returns.values()))
         sums = np.nansum(everything, axis=1)  # of those that took part
         close = _ROUNDING * max(1.0, float(np.nanmax(np.abs(everything), initial=0.0)))

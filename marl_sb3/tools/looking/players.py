@@ -245,7 +245,7 @@ def _at(label: str, run: SavedRun, folder: Path, env: MultiAgentVecEnv) -> Playe
 
 
 def labels(paths: Sequence[str | Path], taken: Collection[str]) -> dict[str, Path]:
-    """Return paths by what they are called: their names, without the folder that all are in, unless one is taken."""
+    """Return paths by label: the last part of each; the whole paths if folders differ or a label is taken."""
     given = [Path(path) for path in paths]
     names = [path.name or str(path) for path in given]
     is_short = len({path.absolute().parent for path in given}) == 1 and not {*names} & {*taken}

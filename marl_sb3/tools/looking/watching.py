@@ -50,7 +50,7 @@ class Watched:
             console.print(samples_table(self._samples(), console.width, bold=SUM))
 
     def _samples(self) -> Samples:
-        """Return what is listed; of two that played each other, the returns of each as each agent."""
+        """Return the rows of the table. Against an opponent, there is a row for each player and agent."""
         episodes = self.evaluation.episodes
         custom = list(dict.fromkeys(name for episode in episodes for name in episode.custom))
         if not self.against:

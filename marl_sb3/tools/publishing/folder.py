@@ -1,4 +1,4 @@
-"""Write a run folder that holds one checkpoint of a run, and what it is worth: for others, and for the Hub.
+"""Write a run folder for others and for the Hub: one checkpoint of a run, and a card with its measured returns.
 
 All commands that take a run take it. What only its training needs is left out: logs, replay buffers, other checkpoints.
 """

@@ -54,7 +54,7 @@ class _Episode:
     reports: int = 0  # how many were sent
 
     def taken(self) -> dict[str, Any]:
-        """Return what is to be sent with the next report: what was logged, and the number of the report."""
+        """Return the fields of the next report: what was logged since the latest one, and the number of the report."""
         unsent, self.unsent = self.unsent, {}
         self.reports += 1
         return {**unsent, "number": self.reports} if self.learns else unsent
@@ -359,7 +359,7 @@ class PolicyClient:
         return answer  # type: ignore[no-any-return]
 
     def weights(self, known: str = "") -> tuple[bytes, str] | None:
-        """Return the weights of a server of `serve` and their SHA-256; None if that is what `known` says.
+        """Return the weights of a server of `serve` and their SHA-256; None if that is equal to `known`.
 
         Raises:
             ServerError: the server refused the request, or cannot be reached.

@@ -1,4 +1,4 @@
-"""Who is answered: the limits and the token of a server, what it refuses before an app sees it, and how it says so.
+"""The guard of a server: it checks token, host, origin and size of a request, and refuses it before the app sees it.
 
 Nobody but the user of this machine is served by default. A web page that the user visits runs on this machine as well:
 its requests are refused by the `Host` and `Origin` that browsers send, so that no name of a foreign server that is made
@@ -233,7 +233,7 @@ class Guard:
                 self._metrics.requests[route, status] += 1
 
     def _route_of(self, scope: Scope) -> str:
-        """Return the path of the route as the app has it: clients choose what is in the place of parameters."""
+        """Return the path of the route with the names of its parameters, not with the values that clients choose."""
         route = scope.get("route")  # of what came as far as the app
         path: str = scope["path"] if route is None else route.path
         return path if path in self._paths else OTHER_ROUTE

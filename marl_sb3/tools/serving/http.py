@@ -125,7 +125,7 @@ class _TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 def _refusal(status: int, message: str) -> bytes:
-    """Return an answer to what is no request yet; the connection is closed after it."""
+    """Return the bytes of an answer to an incomplete request; the connection is closed after it."""
     body = msgspec.json.encode({"error": {"message": message}})
     first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
     head = f"{first}content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"

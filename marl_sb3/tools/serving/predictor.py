@@ -198,7 +198,7 @@ class Predictor:
 
 
 def _answers_of_sessions(served: ServedPolicies, requests: Sequence[DecodedRequest]) -> list[dict[AgentID, Array]]:
-    """Answer by ONNX Runtime what it can: deterministic requests for policies without memory and masks."""
+    """Let ONNX Runtime answer deterministic requests for policies without memory and masks."""
     from marl_sb3.extensions.transfer import by_input
 
     answers: list[dict[AgentID, Array]] = [{} for _ in requests]

@@ -51,7 +51,7 @@ class _Drawing:
         return [self.trials[number] for number in self.values]
 
     def lineage(self) -> list[FrozenTrial]:
-        """The best of the latest generation, and what its run has gone through before, the latest first."""
+        """The best trial of the latest generation, then the trials that its run continues, the latest first."""
         best_first = self.complete
         found = [max(best_first, key=lambda trial: trial.user_attrs[key.GENERATION])] if best_first else []  # the first
         while found and (parent := found[-1].user_attrs.get(key.PARENT)) is not None:

@@ -142,7 +142,7 @@ class Race:
 
 
 def race_size(study: TuneStudy, best: int | None, seeds: int | None) -> tuple[int, int]:
-    """How many trials race, with up to how many seeds each: as the user says, or so many that it costs no more.
+    """The number of trials that race, and of seeds: the user's, or those whose env steps are no more than the trials'.
 
     A study that goes on keeps the race that it had, if that is larger and neither argument is given.
 
@@ -278,7 +278,7 @@ def _sentence(study: TuneStudy, race: Race, won: Candidate) -> str:
 
 
 def shrunk_value(study: TuneStudy, trial: FrozenTrial) -> float | None:
-    """The value of a trial without the luck that made it one of the best; None if too few trainings tell the noise.
+    """The expected value of a trial with other seeds; None if there are too few trainings to estimate the noise.
 
     It is shrunk towards the mean of all complete trials by the share of their variance that is noise: the variance of
     the same settings with several seeds. James and Stein's estimator in its positive part, see Efron and Morris,

@@ -63,7 +63,7 @@ def trials_csv(study: TuneStudy) -> Path:
 
 
 def copies_csv(study: TuneStudy) -> Path | None:
-    """Write `copies.csv`, a row for each time that a member of a population has copied another one; None without one.
+    """Write `copies.csv`: a row for each copy that a member of a population has made. None without a population.
 
     Its columns: after how many env steps; which member copied whom, in which generation; the numbers of the trial that
     went on so, and of the one it went on from; the value that the member had, and that of the one it copied; of each

@@ -121,7 +121,7 @@ class TuneStudy:
         return best_first(self.trials, self.search.objectives()[0].sign)
 
     def only_value(self) -> float | None:
-        """The value that two complete trials or more have in all evaluations; None if they have others, too."""
+        """The value of all evaluations, if two or more complete trials have no other one; else None."""
         complete = self.completed()
         values = {value for trial in complete for value in (*trial.values, *trial.intermediate_values.values())}
         return float(values.pop()) if len(complete) > 1 and len(values) == 1 else None
