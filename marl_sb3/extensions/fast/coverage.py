@@ -367,9 +367,11 @@ _BUFFERS = (
 def update_coverage(algorithm: Any) -> Reliance | str:
     """Return what the kernels rely on to train this PPO, A2C or MaskablePPO, or the reason why they cannot."""
     buffer = type(algorithm.rollout_buffer)
-    known = {f"rollout buffer {buffer.__name__}": place_of(buffer) not in _BUFFERS}
-    reason = _why_not_actor_critic(algorithm) or _why_not_loss(algorithm) or first_reason(known)
-    if reason is not None:
+    others = {
+        "imitation_data": algorithm.has_more_losses,
+        f"rollout buffer {buffer.__name__}": place_of(buffer) not in _BUFFERS,
+    }
+    if (reason := _why_not_actor_critic(algorithm) or first_reason(others)) is not None:
         return reason
     policy = algorithm.policy
     trained = [(policy.optimizer, policy.parameters())]
@@ -387,22 +389,13 @@ def sequence_coverage(algorithm: Any) -> Reliance | str:
     if isinstance(acting, str):
         return acting
     policy, lstm = algorithm.policy, algorithm.policy.lstm_actor
-    reason = _why_not_loss(algorithm) or ("dropout" if lstm.dropout and lstm.num_layers > 1 else None)
+    reason = first_reason(
+        {"imitation_data": algorithm.has_more_losses, "dropout": lstm.dropout and lstm.num_layers > 1}
+    )
     trained = [(policy.optimizer, policy.parameters())]
     weights = _lstm_weights(policy)
     return reason or _actor_critic_reliance(
         algorithm, ["rollout_buffer"], weights, trained=trained, optimizers=[*OPTIMIZERS]
-    )
-
-
-def _why_not_loss(algorithm: Any) -> str | None:
-    parts = {name: getattr(type(algorithm), name, None) for name in ("_train_torch", "_train_epoch", "_loss")}
-    own = [name for name, part in parts.items() if part and part.__module__.partition(".")[0] != "marl_sb3"]
-    return first_reason(
-        {
-            f"{' and '.join(own)} of {type(algorithm).__name__}": own,
-            "imitation_data": algorithm.has_more_losses,
-        }
     )
 
 

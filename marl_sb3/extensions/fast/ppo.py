@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import stable_baselines3
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
-from stable_baselines3.common.utils import explained_variance
 from torch.nn import functional as F
 from typing_extensions import override
 
@@ -20,49 +19,53 @@ from marl_sb3.core.on_policy import MaskedDictRolloutBuffer, MaskedRolloutBuffer
 from marl_sb3.core.vec_env import map_arrays
 from marl_sb3.extensions.fast.coverage import has_replaced_methods, replaced_method
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts
-from marl_sb3.output import print_text
-from marl_sb3.types import Array
 
 _KNOWN_BUFFERS = (RolloutBuffer, DictRolloutBuffer, MaskedRolloutBuffer, MaskedDictRolloutBuffer)
+_SAMPLED = ("actions", "values", "log_probs", "advantages", "returns")  # in the order of `RolloutBufferSamples`
 
 
-class DeviceRollout:
-    """The samples of a rollout buffer as tensors, and minibatches of them in the order that SB3 would draw.
+@contextmanager
+def replaced_methods(*replacements: tuple[Any, str, Callable[..., Any]]) -> Iterator[None]:
+    """Let functions take the places of methods inside the context: (object, name of its method, function) each."""
+    before = [(vars(owner), name, vars(owner).get(name)) for owner, name, _ in replacements]
+    for owner, name, function in replacements:
+        vars(owner)[name] = function
+    try:
+        yield
+    finally:
+        for members, name, former in before:
+            if former is None:
+                del members[name]
+            else:
+                members[name] = former
 
-    Args:
-        rollout: a full buffer. If its class is unknown or its methods are replaced, its `get` makes the minibatches.
+
+def minibatches_on(device: th.device, rollout: Any) -> Callable[..., Iterable[Any]]:
+    """Return the `get` of a full rollout buffer; for a GPU one that copies the samples to it once, not in each pass.
+
+    Minibatches have SB3's order. The `get` of a class that is unknown, or whose methods are replaced, is left as it is.
     """
+    is_replaced = has_replaced_methods(rollout) or any(map(replaced_method, _KNOWN_BUFFERS))
+    if device.type == "cpu" or type(rollout) not in _KNOWN_BUFFERS or is_replaced:
+        return rollout.get  # type: ignore[no-any-return]
+    for name in ("observations", *_SAMPLED):  # as `get` does
+        setattr(rollout, name, flat_samples(rollout, name))
+    rollout.generator_ready = True
+    to_device: Any = partial(th.as_tensor, device=device)
+    seen: Any = map_arrays(to_device, rollout.observations)
+    actions, *numbers = (to_device(getattr(rollout, name)) for name in _SAMPLED)
+    columns = [actions.float(), *(column.reshape(-1) for column in numbers)]
+    kind: Any = DictRolloutBufferSamples if isinstance(seen, dict) else RolloutBufferSamples
 
-    def __init__(self, rollout: Any, device: th.device) -> None:
-        self._rollout = rollout
-        is_replaced = has_replaced_methods(rollout) or any(map(replaced_method, _KNOWN_BUFFERS))
-        self._is_known = type(rollout) in _KNOWN_BUFFERS and not is_replaced
-        self.values: Array = flat_samples(rollout, "values").reshape(-1)  # (samples,) the values of the rollout
-        self.returns: Array = flat_samples(rollout, "returns").reshape(-1)  # (samples,) its returns
-        if not self._is_known:
-            return
-        actions = flat_samples(rollout, "actions").astype(np.float32, copy=False)
-        log_probs, advantages = (flat_samples(rollout, name).reshape(-1) for name in ("log_probs", "advantages"))
-        columns = actions, self.values, log_probs, advantages, self.returns  # as in `RolloutBufferSamples`
-        to_device: Any = partial(th.as_tensor, device=device)
-        self._columns = [to_device(column) for column in columns]
-        self._observations: Any = map_arrays(to_device, flat_samples(rollout, "observations"))
+    def get(batch_size: int) -> Iterator[Any]:
+        order = th.as_tensor(np.random.permutation(len(actions)), device=device)  # noqa: NPY002 - SB3's stream
+        for chosen in order.split(batch_size):
+            if hasattr(rollout, "samples_drawn"):
+                rollout.samples_drawn += len(chosen)
+            own = map_arrays(lambda tensor, chosen=chosen: tensor[chosen], seen)  # type: ignore[misc]
+            yield kind(own, *(column[chosen] for column in columns))
 
-    def minibatches(self, batch_size: int) -> Iterator[Any]:
-        """Yield the minibatches of one pass over the samples, in SB3's order."""
-        if not self._is_known:
-            yield from self._rollout.get(batch_size)
-            return
-        samples = len(self.returns)
-        kind: Any = DictRolloutBufferSamples if isinstance(self._observations, dict) else RolloutBufferSamples
-        # SB3's stream of random numbers.
-        order = th.as_tensor(np.random.permutation(samples), device=self._columns[0].device)  # noqa: NPY002
-        for start in range(0, samples, batch_size):
-            chosen = order[start : start + batch_size]
-            if hasattr(self._rollout, "samples_drawn"):
-                self._rollout.samples_drawn += len(chosen)
-            observations = map_arrays(lambda tensor, chosen=chosen: tensor[chosen], self._observations)  # type: ignore[misc]
-            yield kind(observations, *(column[chosen] for column in self._columns))
+    return get
 
 
 class PPO(FusedOnPolicy, FusedRollouts, stable_baselines3.PPO):
@@ -72,98 +75,42 @@ class PPO(FusedOnPolicy, FusedRollouts, stable_baselines3.PPO):
     """
 
     # of the latest update, means over its minibatches: `gradients_global_norm` (before clipping) and
-    # `vf_loss_unclipped`
+    # `vf_loss_unclipped`, if the loss is another one
     update_stats: dict[str, float]
 
+    @override
     def _train_torch(self) -> None:
-        """Update by PyTorch, with the same operations as SB3's `ppo.py`.
+        """Update by SB3's own `train`, and note what it does not record of its minibatches."""
+        policy: Any = self.policy
+        draw, evaluate, parameters = (
+            minibatches_on(self.device, self.rollout_buffer),
+            policy.evaluate_actions,
+            list(policy.parameters()),
+        )
+        found: dict[str, list[th.Tensor]] = {"gradients_global_norm": [], "vf_loss_unclipped": []}
+        latest: list[Any] = [None]
 
-        Statistics stay tensors until the end, where SB3 waits for the device five times in each minibatch. A `train`
-        that somebody has put into SB3's class updates itself.
-        """
-        if replaced_method(stable_baselines3.PPO) is not None:
+        def get(batch_size: int) -> Iterator[Any]:
+            for latest[0] in draw(batch_size):
+                yield latest[0]
+
+        def evaluate_actions(*arguments: Any) -> Any:
+            values, log_probs, entropy = evaluate(*arguments)
+            if self.clip_range_vf is not None:
+                found["vf_loss_unclipped"].append(F.mse_loss(latest[0].returns, values.detach().flatten()))
+            return values, log_probs, entropy
+
+        def with_gradients() -> Iterable[th.Tensor]:  # asked for when these are about to be clipped
+            gradients = [each.grad for each in parameters if each.grad is not None]
+            found["gradients_global_norm"].append(th.nn.utils.get_total_norm(gradients))
+            return parameters
+
+        own = (self.rollout_buffer, "get", get), (policy, "evaluate_actions", evaluate_actions)
+        with replaced_methods(*own, (policy, "parameters", with_gradients)):
             super()._train_torch()
-            return
-        self.policy.set_training_mode(True)
-        self._update_learning_rate(self.policy.optimizer)
-        clip_range = self.clip_range(self._current_progress_remaining)  # type: ignore[operator]
-        clip_range_vf = None
-        if self.clip_range_vf is not None:
-            clip_range_vf = self.clip_range_vf(self._current_progress_remaining)  # type: ignore[operator]
-        rollout = DeviceRollout(self.rollout_buffer, self.device)
-        minibatches: list[dict[str, th.Tensor]] = []
-        for epoch in range(self.n_epochs):
-            first_of_epoch = len(minibatches)
-            finished = self._train_epoch(epoch, rollout, clip_range, clip_range_vf, minibatches)
-            self._n_updates += 1
-            if not finished:
-                break
-        means = _means_by_name(minibatches)
-        means["approx_kl"] = _means_by_name(minibatches[first_of_epoch:])["approx_kl"]  # SB3 logs the last epoch's
-        means["last_loss"] = minibatches[-1]["loss"].item()
-        means["explained_variance"] = explained_variance(rollout.values, rollout.returns)
-        self.record_update(means, clip_range)
-        if clip_range_vf is not None:
-            self.logger.record("train/clip_range_vf", clip_range_vf)
-
-    def _train_epoch(
-        self,
-        epoch: int,
-        rollout: DeviceRollout,
-        clip_range: float,
-        clip_range_vf: float | None,
-        minibatches: list[dict[str, th.Tensor]],
-    ) -> bool:
-        """One pass over the rollout; False if `target_kl` stopped it."""
-        for batch in rollout.minibatches(self.batch_size):
-            loss, stats = self._loss(batch, clip_range, clip_range_vf)
-            minibatches.append(stats)
-            if self.target_kl is not None and stats["approx_kl"] > 1.5 * self.target_kl:
-                if self.verbose >= 1:
-                    print_text(f"Early stopping at step {epoch} due to reaching max kl: {stats['approx_kl']:.2f}")
-                return False
-            self.policy.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            norm = th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
-            stats["gradients_global_norm"] = norm
-            self.policy.optimizer.step()
-            self.num_grad_updates += 1
-        return True
-
-    def _loss(
-        self, batch: Any, clip_range: float, clip_range_vf: float | None
-    ) -> tuple[th.Tensor, dict[str, th.Tensor]]:
-        """The clipped surrogate loss of a minibatch (Schulman et al. 2017, eq. 9), and its parts."""
-        actions = batch.actions
-        if isinstance(self.action_space, spaces.Discrete):
-            actions = batch.actions.long().flatten()
-        values, log_prob, entropy = self.policy.evaluate_actions(batch.observations, actions)
-        values = values.flatten()
-        advantages = batch.advantages
-        if self.normalize_advantage and len(advantages) > 1:
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        log_ratio = log_prob - batch.old_log_prob
-        ratio = th.exp(log_ratio)
-        clipped = th.clamp(ratio, 1 - clip_range, 1 + clip_range)
-        policy_loss = -th.min(advantages * ratio, advantages * clipped).mean()
-        predicted = values
-        if clip_range_vf is not None:
-            predicted = batch.old_values + th.clamp(values - batch.old_values, -clip_range_vf, clip_range_vf)
-        value_loss = F.mse_loss(batch.returns, predicted)
-        entropy_loss = -th.mean(-log_prob) if entropy is None else -th.mean(entropy)
-        loss = policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
-        with th.no_grad():
-            stats = {
-                "policy_loss": policy_loss.detach(),
-                "value_loss": value_loss.detach(),
-                "entropy_loss": entropy_loss.detach(),
-                "loss": loss.detach(),
-                "clip_fraction": th.mean((th.abs(ratio - 1) > clip_range).float()),
-                "approx_kl": th.mean((ratio - 1) - log_ratio),  # http://joschu.net/blog/kl-approx.html, k3
-            }
-            if clip_range_vf is not None:
-                stats["vf_loss_unclipped"] = F.mse_loss(batch.returns, values)
-        return loss, stats
+        self.update_stats = {
+            name: float(np.mean(th.stack(each).cpu().numpy(), dtype=np.float64)) for name, each in found.items() if each
+        }
 
     @override
     def record_update(self, means: Mapping[str, float], clip_range: float) -> None:
@@ -171,18 +118,6 @@ class PPO(FusedOnPolicy, FusedRollouts, stable_baselines3.PPO):
         self.update_stats = {
             name: means[name] for name in ("gradients_global_norm", "vf_loss_unclipped") if name in means
         }
-        self.update_stats.setdefault("vf_loss_unclipped", means["value_loss"])
-
-
-def _means_by_name(minibatches: list[dict[str, th.Tensor]]) -> dict[str, float]:
-    """Return the mean of each statistic over minibatches, with one transfer from the device per statistic."""
-    names = minibatches[0]
-    return {
-        name: float(
-            np.mean(th.stack([stats[name] for stats in minibatches if name in stats]).cpu().numpy(), dtype=np.float64)
-        )
-        for name in names
-    }
 
 
 class PPOLearner(OnPolicyLearner):

@@ -346,17 +346,6 @@ def test_gsde_and_subclassed_training_take_the_lean_way() -> None:
     assert Mine.trained == 1
 
 
-def test_a_subclass_with_a_loss_of_its_own_trains_by_it() -> None:
-    class Mine(marl_sb3.PPO):
-        def _loss(self, *args: Any) -> Any:
-            raise NotImplementedError
-
-    algorithm = model(Mine, "box", "discrete")
-    assert algorithm.why_not_fused() == "_loss of Mine"
-    with pytest.raises(NotImplementedError):
-        algorithm.learn(algorithm.n_steps)
-
-
 def test_an_unknown_path_is_refused() -> None:
     with pytest.raises(ConfigError, match="update_path is 'fast'; accepted: auto, fused, torch"):
         MultiAgentAlgorithm(make_vec_env("arena"), update_path="fast", n_steps=10, batch_size=10)
