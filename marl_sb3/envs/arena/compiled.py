@@ -27,24 +27,14 @@ _INFOS = (
 )
 
 
-def begin(state: Any, rng: np.random.Generator) -> None:
-    """Begin an episode: the agents stand in opposite corners."""
-    # By their keys, in a quarter of the time of attributes.
-    visited, limit = state["visited"], int(state["limit"])
-    state["cells"][:] = 0, len(visited) - 1
-    visited[:] = 0
-    state["timestep"] = 0
-    state["coins"][:limit] = rules.draw_coins(rng, limit)
-
-
 def start(state: Any, rng: Array) -> None:
-    """Do what `begin` does, compiled; NumPy takes booleans from the lowest bit of a word on."""
+    """Begin an episode: the agents stand in opposite corners; coins are those of `rules.draw_coins`."""
     state.timestep = 0
     state.cells[0], state.cells[1] = 0, len(state.visited) - 1
     for cell in range(len(state.visited)):
         state.visited[cell] = 0
     word = np.uint64(0)
-    for timestep in range(state.limit):
+    for timestep in range(state.limit):  # NumPy takes booleans from the lowest bit of a word on
         word = next_word(rng) if timestep % 64 == 0 else word >> np.uint64(1)
         state.coins[timestep] = word & np.uint64(1)
 
@@ -116,7 +106,6 @@ def compiled_rules(height: int, width: int, most_timesteps: int, coordinates: bo
         observation_space=MultiDiscrete(([height, width] if coordinates else [size]) * 2),
         action_space=Discrete(4),
         state=np.dtype(state, align=True),
-        begin=begin,
         start=start,
         step=step,
         observe=observe_coordinates if coordinates else observe_cells,

@@ -95,7 +95,8 @@ class CompiledBatch(BatchedEnv):
         self.terminated, self.truncated = np.zeros(of_agents, np.bool_), np.zeros(of_agents, np.bool_)
         self.infos = np.zeros((num_envs, len(rules.infos)))
         self.observed = np.zeros((num_envs, *observed[0]), observed[1])
-        self.seeds = np.zeros(num_envs, np.int64)  # of the latest episodes that compiled code has begun
+        # of the latest episodes that compiled code has begun; -1: with the generator that was there
+        self.seeds = np.zeros(num_envs, np.int64)
         self.allowed = np.ones((*of_agents, _most_choices(rules)), np.bool_)
         self.use(rules)
 
@@ -145,23 +146,28 @@ class CompiledBatch(BatchedEnv):
         self._call(self._of_table)
 
     def begin(self, state: Any, rng: np.random.Generator) -> Array:
-        """Begin an episode in a record; returns the words of its generator after that."""
+        """Begin an episode in a record, in plain Python; returns the words of its generator after that."""
+        assert self.rules.begin is not None
         self.rules.begin(state, rng)
         return words_of(rng)
 
     @override
     def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
+        self._is_observed = False
         for env_index, seed in zip(env_indices, seeds, strict=True):
-            if not self.rules.begins_compiled or seed >= _MOST_SEEDS:
+            if not self.rules.begins_compiled:
+                self.rngs[env_index] = self.begin(self.states[env_index], np.random.default_rng(seed))
+            elif seed >= _MOST_SEEDS:
                 self.begin_with(env_index, np.random.default_rng(seed))
             else:
-                self._is_observed, self.seeds[env_index] = False, seed
+                self.seeds[env_index] = seed
                 self.run(BEGIN, env_index, env_index + 1)
 
     def begin_with(self, env_index: int, rng: np.random.Generator) -> None:
-        """Begin an episode in an env, which draws from this generator."""
+        """Begin an episode, in compiled code, in an env that draws what this generator would draw."""
         self._is_observed = False
-        self.rngs[env_index] = self.begin(self.states[env_index], rng)
+        self.rngs[env_index], self.seeds[env_index] = words_of(rng), -1
+        self.run(BEGIN, env_index, env_index + 1)
 
     @override
     def step(self, actions: Any) -> BatchedStep:
@@ -312,7 +318,8 @@ def _compiled(
                 outcome = Outcome(rewards[i], terminated[i], truncated[i], of_infos[i])
                 own_step(states[i], actions[i], rngs[i], outcome)
             elif starts and table[WHAT] == BEGIN:
-                seed_generator(seeds[i], rngs[i])
+                if seeds[i] >= 0:
+                    seed_generator(seeds[i], rngs[i])
                 own_start(states[i], rngs[i])
             own_observe(states[i], observations[i])
             own_allow(states[i], allowed[i])

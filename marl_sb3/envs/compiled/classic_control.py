@@ -25,19 +25,16 @@ def _helper(function: _Function) -> _Function:
     return compiled(function, nogil=True, error_model="numpy")
 
 
-def _rules(
-    env: Any, fields: list[Any], settings: list[str], functions: tuple[Any, Any, Any], start: Any = None
-) -> CompiledRules:
-    begin, step, observe = functions
+def _rules(env: Any, fields: list[Any], settings: list[str], functions: tuple[Any, Any, Any]) -> CompiledRules:
+    start, step, observe = functions
     return CompiledRules(
         agents=[AGENT],
         observation_space=env.observation_space,
         action_space=env.action_space,
         state=np.dtype([*LIMIT, *fields], align=True),
-        begin=begin,
+        start=start,
         step=step,
         observe=observe,
-        start=start,
         bounds={"place": (-100, 100)},  # angles are turned until they are small
         settings=["limit", *settings],
     )
@@ -67,11 +64,6 @@ _POLE_MASS_LENGTH = 0.1 * 0.5
 _FOUR_THIRDS = 4.0 / 3.0
 
 
-def _begin_cart_pole(state: Any, rng: np.random.Generator) -> None:
-    state.timestep = 0
-    state.place[:] = rng.uniform(low=-0.05, high=0.05, size=(4,))
-
-
 def _start_cart_pole(state: Any, rng: Array) -> None:
     state.timestep = 0
     for k in range(4):
@@ -98,7 +90,7 @@ def _step_cart_pole(state: Any, actions: Array, rng: Array, outcome: Outcome) ->
 
 def _cart_pole_rules(env: Any) -> CompiledRules:
     fields = [("place", "f8", (4,)), ("sutton_barto", "i8")]
-    return _rules(env, fields, ["sutton_barto"], (_begin_cart_pole, _step_cart_pole, _observe_place), _start_cart_pole)
+    return _rules(env, fields, ["sutton_barto"], (_start_cart_pole, _step_cart_pole, _observe_place))
 
 
 def _set_up_cart_pole(states: Any, env: Any) -> None:
@@ -143,18 +135,6 @@ def _turned(angle: float) -> float:
     while angle < -math.pi:
         angle = angle + 2 * math.pi
     return angle
-
-
-def _shown_acrobot(place: Any) -> list[Any]:
-    """Return the observation at the beginning, in float32 as the state."""
-    return [np.cos(place[0]), np.sin(place[0]), np.cos(place[1]), np.sin(place[1]), place[2], place[3]]
-
-
-def _begin_acrobot(state: Any, rng: np.random.Generator) -> None:
-    place = rng.uniform(low=-0.1, high=0.1, size=(4,)).astype(np.float32)
-    state.timestep = 0
-    state.place[:] = place
-    state.shown[:] = _shown_acrobot(place)
 
 
 # NumPy computes cosines and sines of float32 as sums of even and odd powers, with these factors. Each is multiplied and
@@ -233,7 +213,7 @@ def _observe_acrobot(state: Any, observations: Array) -> None:
 
 def _acrobot_rules(env: Any) -> CompiledRules:
     fields = [("place", "f8", (4,)), ("shown", "f4", (6,)), _EXPONENT]
-    return _rules(env, fields, ["two"], (_begin_acrobot, _step_acrobot, _observe_acrobot), _start_acrobot)
+    return _rules(env, fields, ["two"], (_start_acrobot, _step_acrobot, _observe_acrobot))
 
 
 def _set_up_exponent(states: Any, env: Any) -> None:
@@ -247,12 +227,6 @@ def _copy_acrobot(state: Any, env: Any) -> None:
 ACROBOT = GymnasiumTwin(f"{_MODULE}.acrobot:AcrobotEnv", _acrobot_rules, _set_up_exponent, _copy_acrobot)
 
 # --- Pendulum --------------------------------------------------------------------------------------------------------
-
-
-def _begin_pendulum(state: Any, rng: np.random.Generator) -> None:
-    high = np.array([np.pi, 1.0])
-    state.timestep = 0
-    state.place[:] = rng.uniform(low=-high, high=high)
 
 
 def _start_pendulum(state: Any, rng: Array) -> None:
@@ -282,7 +256,7 @@ def _observe_pendulum(state: Any, observations: Array) -> None:
 
 def _pendulum_rules(env: Any) -> CompiledRules:
     fields = [("place", "f8", (2,)), ("g", "f8"), _EXPONENT]
-    rules = _rules(env, fields, ["g", "two"], (_begin_pendulum, _step_pendulum, _observe_pendulum), _start_pendulum)
+    rules = _rules(env, fields, ["g", "two"], (_start_pendulum, _step_pendulum, _observe_pendulum))
     return replace(rules, bounds={})
 
 
@@ -293,11 +267,6 @@ def _set_up_pendulum(states: Any, env: Any) -> None:
 PENDULUM = GymnasiumTwin(f"{_MODULE}.pendulum:PendulumEnv", _pendulum_rules, _set_up_pendulum, _copy_place)
 
 # --- MountainCar -----------------------------------------------------------------------------------------------------
-
-
-def _begin_mountain_car(state: Any, rng: np.random.Generator) -> None:
-    state.timestep = 0
-    state.place[:] = rng.uniform(low=-0.6, high=-0.4), 0.0
 
 
 def _start_mountain_car(state: Any, rng: Array) -> None:
@@ -321,7 +290,7 @@ def _step_mountain_car(state: Any, actions: Array, rng: Array, outcome: Outcome)
 
 def _mountain_car_rules(env: Any) -> CompiledRules:
     fields = [("place", "f8", (2,)), ("goal", "f8")]
-    return _rules(env, fields, ["goal"], (_begin_mountain_car, _step_mountain_car, _observe_place), _start_mountain_car)
+    return _rules(env, fields, ["goal"], (_start_mountain_car, _step_mountain_car, _observe_place))
 
 
 def _set_up_mountain_car(states: Any, env: Any) -> None:
@@ -389,11 +358,6 @@ def _step_continuous(state: Any, actions: Array, rng: Array, outcome: Outcome) -
     outcome.truncated[0] = 0 < state.limit <= state.timestep
 
 
-def _begin_continuous(state: Any, rng: np.random.Generator) -> None:
-    _begin_mountain_car(state, rng)
-    state.single = 0
-
-
 def _start_continuous(state: Any, rng: Array) -> None:
     state.timestep, state.single = 0, 0
     state.place[0], state.place[1] = uniform(rng, -0.6, -0.4), 0.0
@@ -401,7 +365,7 @@ def _start_continuous(state: Any, rng: Array) -> None:
 
 def _continuous_rules(env: Any) -> CompiledRules:
     fields = [("place", "f8", (2,)), ("single", "i8"), ("goal", "f8")]  # `single`: whether the place is float32
-    return _rules(env, fields, ["goal"], (_begin_continuous, _step_continuous, _observe_place), _start_continuous)
+    return _rules(env, fields, ["goal"], (_start_continuous, _step_continuous, _observe_place))
 
 
 def _copy_continuous(state: Any, env: Any) -> None:

@@ -44,22 +44,9 @@ def _called(function: Any) -> Any:
 # --- What all worlds have --------------------------------------------------------------------------------------------
 
 
-def _stand_anywhere(state: Any, rng: np.random.Generator, border: float = 1.0) -> None:
-    """Begin an episode: agents, then landmarks stand anywhere, at rest.
-
-    Args:
-        border: of the landmarks.
-    """
-    state.timestep = 0
-    state.velocities[:] = 0.0
-    for places, within in ((state.places, 1.0), (state.landmarks, border)):
-        for index in range(len(places)):
-            places[index] = rng.uniform(-within, within, 2)
-
-
 @_called
 def _start_anywhere(state: Any, rng: Array, border: float) -> None:
-    """Do what `_stand_anywhere` does, compiled."""
+    """Begin an episode: agents, then landmarks stand anywhere, at rest; the latter within a border."""
     state.timestep = 0
     for index in range(len(state.places)):
         for axis in range(2):
@@ -243,7 +230,6 @@ def _spread_rules(count: int) -> CompiledRules:
         observation_space=_seen(4 + 2 * count + 4 * (count - 1)),
         action_space=Discrete(_MOVES),
         state=_state(count, count, ("local_ratio", "f8")),
-        begin=_stand_anywhere,
         start=_start_spread,
         step=_step_spread,
         observe=_observe_spread,
@@ -263,14 +249,8 @@ SIMPLE_SPREAD = ParticleTwin(
 _WORDS = 10
 
 
-def _begin_reference(state: Any, rng: np.random.Generator) -> None:
-    """Begin an episode: each agent knows the landmark that the other one should go to; nobody has said a word."""
-    for agent in range(2):
-        state.goals[agent], state.said[agent] = rng.integers(3), -1
-    _stand_anywhere(state, rng)
-
-
 def _start_reference(state: Any, rng: Array) -> None:
+    """Begin an episode: each agent knows the landmark that the other one should go to; nobody has said a word."""
     half = np.zeros(2, np.uint64)
     for agent in range(2):
         state.goals[agent], state.said[agent] = integers(rng, 3, half), -1
@@ -314,7 +294,6 @@ def _reference_rules() -> CompiledRules:
         observation_space=_seen(2 + 6 + 3 + _WORDS),
         action_space=Discrete(_MOVES * _WORDS),
         state=_state(2, 3, ("local_ratio", "f8"), ("goals", "i8", (2,)), ("said", "i8", (2,))),
-        begin=_begin_reference,
         start=_start_reference,
         step=_step_reference,
         observe=_observe_reference,
@@ -333,17 +312,11 @@ SIMPLE_REFERENCE = ParticleTwin(
 # --- simple_speaker_listener -----------------------------------------------------------------------------------------
 
 
-def _begin_listening(state: Any, rng: np.random.Generator) -> None:
-    """Begin an episode: the speaker, who stands still, knows the landmark of the listener, and has said nothing."""
-    state.goal, state.said = rng.integers(3), -1
-    rng.uniform(-1, +1, 2)  # the place of the speaker, which nobody sees
-    _stand_anywhere(state, rng)
-
-
 def _start_listening(state: Any, rng: Array) -> None:
+    """Begin an episode: the speaker, who stands still, knows the landmark of the listener, and has said nothing."""
     state.goal, state.said = integers(rng, 3, np.zeros(2, np.uint64)), -1
     for _ in range(2):
-        random(rng)
+        random(rng)  # the place of the speaker, which nobody sees
     _start_anywhere(state, rng, 1.0)
 
 
@@ -379,7 +352,6 @@ def _listening_rules() -> CompiledRules:
         observation_space={name: _seen(width) for name, width in widths.items()},
         action_space={"speaker_0": Discrete(3), "listener_0": Discrete(_MOVES)},
         state=_state(1, 3, ("goal", "i8"), ("said", "i8")),
-        begin=_begin_listening,
         start=_start_listening,
         step=_step_listening,
         observe=_observe_listening,
@@ -405,10 +377,6 @@ _OBSTACLE_SIZE = 0.2
 
 def _start_tag(state: Any, rng: Array) -> None:
     _start_anywhere(state, rng, 0.9)
-
-
-def _begin_tag(state: Any, rng: np.random.Generator) -> None:
-    _stand_anywhere(state, rng, border=0.9)
 
 
 @_called
@@ -504,7 +472,6 @@ def _tag_rules(adversaries: int, good: int, obstacles: int) -> CompiledRules:
         observation_space={name: _seen(own) for name, own in widths.items()},
         action_space=Discrete(_MOVES),
         state=_state(count, max(obstacles, 1), *settings),
-        begin=_begin_tag,
         start=_start_tag,
         step=_step_tag,
         observe=_observe_tag,

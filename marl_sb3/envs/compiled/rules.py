@@ -39,7 +39,8 @@ class CompiledRules:
     state: np.dtype[Any]
     # `begin(state, rng)` begins an episode: it writes into the record of an env, with random numbers of a
     # `numpy.random.Generator`, in plain Python. What the record held before is still there, settings for example.
-    begin: Callable[[Any, np.random.Generator], None]
+    # None: `start` or `run` begins them.
+    begin: Callable[[Any, np.random.Generator], None] | None = None
     # `step(state, actions, rng, outcome)`: steps an env, and writes into its record and an `Outcome`. `actions` are
     # (A, *shape) int64 or float32; `rng` is for the functions of `marl_sb3.envs.compiled.random`. Where the shapes of
     # agents differ, actions are (A, n): n is the number of numbers of the widest; those of the others come first.
@@ -55,12 +56,11 @@ class CompiledRules:
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     # fields that are settings: an episode does not change them, and checkpoints do not hold them
     settings: Sequence[str] = ()
-    # `start(state, rng)`: does what `begin` does, compiled; `rng` is as in `step`. None: episodes begin in Python.
+    # `start(state, rng)`, in the place of `begin`: begins an episode in compiled code; `rng` is as in `step`.
     start: Callable[[Any, Array], None] | None = None
     # In their place, `run(address)`: does what a table says, see `marl_sb3.compiling`, to records of any size; it is
     # compiled once, where `step` and `observe` are compiled for each state, action and observation.
     run: Callable[[int], None] | None = None
-    run_begins: bool = False  # whether `run` begins episodes, too, as `start` does
 
     def __post_init__(self) -> None:
         for given in (self.observation_space, self.action_space):
@@ -73,8 +73,8 @@ class CompiledRules:
             raise ConfigError("compiled rules: accepted: `step` and `observe`, or `run`")
         if self.start is not None and self.run:
             raise ConfigError("compiled rules: `start` is given; accepted: beside `step` and `observe`")
-        if self.run_begins and not self.run:
-            raise ConfigError("compiled rules: `run_begins` is True; accepted: beside `run`; `start` beside `step`")
+        if self.begin is None and not (self.start or self.run):
+            raise ConfigError("compiled rules: nothing begins episodes; accepted: `begin`, `start` or `run`")
         if self.allow is not None and (self.run or isinstance(self.spaces_of(self.agents[0])[1], spaces.Box)):
             words = "compiled rules: `allow` is given"
             raise ConfigError(f"{words}; accepted: beside `step` and `observe`, for Discrete and MultiDiscrete actions")
@@ -94,7 +94,7 @@ class CompiledRules:
     @property
     def begins_compiled(self) -> bool:
         """Whether episodes begin in compiled code."""
-        return self.start is not None or self.run_begins
+        return self.start is not None or self.begin is None
 
     @property
     def saved(self) -> list[str]:

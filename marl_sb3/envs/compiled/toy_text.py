@@ -20,13 +20,8 @@ _MODULE = "gymnasium.envs.toy_text"
 _INFOS = ((AGENT, "prob", float),)
 
 
-def _begin(state: Any, rng: np.random.Generator) -> None:
-    """Draw the first place; the settings hold the cumulative sum of its probabilities."""
-    state.timestep = 0
-    state.place = np.argmax(state.first > rng.random())
-
-
 def _start(state: Any, rng: Array) -> None:
+    """Draw the first place; the settings hold the cumulative sum of its probabilities."""
     drawn, state.timestep, state.place = random(rng), 0, 0
     for place in range(len(state.first) - 1, -1, -1):
         if state.first[place] > drawn:
@@ -103,7 +98,6 @@ def _lake_rules_of(size: int) -> CompiledRules:
         observation_space=Discrete(size),
         action_space=Discrete(4),
         state=np.dtype([*LIMIT, ("place", "i8"), *settings], align=True),
-        begin=_begin,
         start=_start,
         step=_step_lake,
         observe=_observe,
@@ -201,7 +195,6 @@ def _taxi_rules_of(size: int) -> CompiledRules:
         observation_space=Discrete(size),
         action_space=Discrete(6),
         state=np.dtype([*LIMIT, ("place", "i8"), ("first", "f8", (size,))], align=True),
-        begin=_begin,
         start=_start,
         step=_step_taxi,
         observe=_observe,

@@ -8,7 +8,6 @@ seconds. Sums run in a fixed order, and each operation is rounded.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -40,7 +39,7 @@ from marl_sb3.core.state import State, StateReader, generator_state, set_generat
 from marl_sb3.envs.compiled import CompiledBatch, CompiledRules
 from marl_sb3.envs.compiled.random import generator_of, random, seed_generator, words_of
 from marl_sb3.envs.waterworld import parameters
-from marl_sb3.envs.waterworld.parameters import FOOD_SIZE, POISON_SIZE, Parameters
+from marl_sb3.envs.waterworld.parameters import FOOD_SIZE, POISON_SIZE
 from marl_sb3.errors import EnvError
 from marl_sb3.types import Array
 from marl_sb3.types import FloatArray as Float32Array
@@ -461,7 +460,7 @@ def _pond(address: int, own: Any) -> Pond:
 
 @_function
 def _begin_pond(pond: Pond, rng: Array) -> None:
-    """Do what `begin` does, compiled."""
+    """Begin an episode: all objects anywhere, also on each other; pursuers at rest."""
     agents, things = len(pond.touching), pond.positions.shape[1]
     for axis in range(2):
         for thing in range(things):
@@ -500,7 +499,8 @@ def run(address: int) -> None:
         at = table[STATES] + i * own.bytes
         pond, timesteps = _pond(at, own), carray(pointer(at + own.at[19]), (1,), np.int64)
         if table[WHAT] == BEGIN:
-            seed_generator(seeds[i], rngs[i])
+            if seeds[i] >= 0:
+                seed_generator(seeds[i], rngs[i])
             _begin_pond(pond, rngs[i])
             timesteps[0] = 0
         elif table[WHAT] == STEP:
@@ -512,20 +512,6 @@ def run(address: int) -> None:
             for agent in range(agents):
                 terminated[i, agent], truncated[i, agent] = False, timesteps[0] == own.max_cycles
         see(pond, own, observations[i])
-
-
-def begin(own: Parameters, state: Any, rng: np.random.Generator) -> None:
-    """Begin an episode: all objects anywhere, also on each other; pursuers at rest."""
-    places, directions = rng.random((2, 2, own.n_objects))
-    state["positions"][:] = places
-    state["velocities"][:] = (2 * directions - 1) * state["max_speeds"]
-    state["velocities"][:, : own.n_pursuers] *= 0
-    if own.obstacle_coord is None:
-        state["obstacles"][:] = rng.random((2, own.n_obstacles))
-    elif own.n_obstacles:
-        state["obstacles"][:] = np.transpose(own.obstacle_coord)
-    for name in ("pushes", "touching", "counters", "poisoned", "timesteps"):
-        state[name] = 0
 
 
 def compiled_rules(template: WaterworldEnv) -> CompiledRules:
@@ -559,9 +545,7 @@ def compiled_rules(template: WaterworldEnv) -> CompiledRules:
         observation_space=template.observation_spaces[names[0]],
         action_space=template.action_spaces[names[0]],
         state=np.dtype([*fixed, *saved], align=True),
-        begin=partial(begin, own),
         run=run,
-        run_begins=True,
         infos=[(agent, key, kind) for agent in names for key, kind in _EVENTS],
         settings=[name for name, *_ in fixed],
     )

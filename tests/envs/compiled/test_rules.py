@@ -41,7 +41,7 @@ def within() -> Any:
         ({"observe": None}, "accepted: `step` and `observe`, or `run`"),
         ({"run": within()}, "accepted: `step` and `observe`, or `run`"),
         ({"run": begin, "step": None, "observe": None, "start": begin}, "`start` is given; accepted: beside `step`"),
-        ({"run_begins": True}, "`run_begins` is True; accepted: beside `run`"),
+        ({"begin": None}, "nothing begins episodes; accepted: `begin`, `start` or `run`"),
         ({"allow": within()}, "`allow` is given; accepted: beside `step` and `observe`"),
     ],
 )
