@@ -103,7 +103,7 @@ def distribution(
             found = policy.actor.action_dist.proba_distribution(mean, log_std, **more)
         else:
             memory = _memory(algorithm, states, starts) if states else ()
-            found = policy.get_distribution(seen, *memory, *(() if masks is None else (masks,)))
+            found = policy.get_distribution(seen, *memory, **({} if masks is None else {"action_masks": masks}))
             found = found[0] if states else found
     return copy.copy(found)  # type: ignore[no-any-return] # the policy changes its own with the next call
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -12,6 +12,7 @@ from gymnasium import spaces
 from sb3_contrib.common.recurrent.buffers import create_sequencers
 from sb3_contrib.common.recurrent.policies import (
     RecurrentActorCriticCnnPolicy,
+    RecurrentActorCriticPolicy,
     RecurrentMultiInputActorCriticPolicy,
 )
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
@@ -19,12 +20,12 @@ from typing_extensions import override
 
 from marl_sb3.core.acting import PolicyInputs, RecurrentRolloutPolicy, RolloutPolicy
 from marl_sb3.core.on_policy import MemoryDictRolloutBuffer, MemoryRolloutBuffer
-from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.contrib import RecurrentPPO, RecurrentPPOLearner
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy
-from marl_sb3.extensions.fast.masked_on_policy import masks_in_update, without_gsde
+from marl_sb3.extensions.fast.masked_on_policy import TakesMasks, masks_in_update, without_gsde
 from marl_sb3.extensions.fast.memory_cells import MemoryPolicy
-from marl_sb3.types import Array, BoolArray
+from marl_sb3.extensions.fast.update_path import LearnsInTrainings
+from marl_sb3.types import Array
 from marl_sb3.wrappers import choices_of
 
 if TYPE_CHECKING:  # the base class, to mypy, of a mixin for both buffers
@@ -35,6 +36,16 @@ else:
 _FORBIDDEN = -1e8  # the logit of a forbidden action, as in sb3-contrib: its probability is 0 in 32 bits
 
 # --- Policies --------------------------------------------------------------------------------------------------------
+
+
+def _taking_masks(method: Callable[..., Any]) -> Any:
+    """Let a method of a policy take action masks besides."""
+
+    def masked(self: Any, *arguments: Any, action_masks: Any = None, **settings: Any) -> Any:
+        with self._masked(action_masks):
+            return method(self, *arguments, **settings)
+
+    return masked
 
 
 class MaskableMemoryPolicy(MemoryPolicy):
@@ -74,48 +85,10 @@ class MaskableMemoryPolicy(MemoryPolicy):
         distribution: Any = self.action_dist
         return distribution.proba_distribution(action_logits=logits)
 
-    def forward(  # type: ignore[override]
-        self,
-        obs: Any,
-        lstm_states: RNNStates,
-        episode_starts: th.Tensor,
-        deterministic: bool = False,
-        action_masks: Any = None,
-    ) -> Any:
-        """See `RecurrentActorCriticPolicy.forward`."""
-        with self._masked(action_masks):
-            return super().forward(obs, lstm_states, episode_starts, deterministic)
-
-    def get_distribution(  # type: ignore[override]
-        self, obs: Any, lstm_states: Any, episode_starts: th.Tensor, action_masks: Any = None
-    ) -> Any:
-        """See `RecurrentActorCriticPolicy.get_distribution`."""
-        with self._masked(action_masks):
-            return super().get_distribution(obs, lstm_states, episode_starts)
-
-    def evaluate_actions(  # type: ignore[override]
-        self,
-        obs: Any,
-        actions: th.Tensor,
-        lstm_states: RNNStates,
-        episode_starts: th.Tensor,
-        action_masks: Any = None,
-    ) -> Any:
-        """See `RecurrentActorCriticPolicy.evaluate_actions`."""
-        with self._masked(action_masks):
-            return super().evaluate_actions(obs, actions, lstm_states, episode_starts)
-
-    def predict(
-        self,
-        observation: Any,
-        state: tuple[Array, ...] | None = None,
-        episode_start: BoolArray | None = None,
-        deterministic: bool = False,
-        action_masks: Any = None,
-    ) -> Any:
-        """See `RecurrentActorCriticPolicy.predict`."""
-        with self._masked(action_masks):
-            return super().predict(observation, state, episode_start, deterministic)
+    forward = _taking_masks(RecurrentActorCriticPolicy.forward)
+    get_distribution = _taking_masks(RecurrentActorCriticPolicy.get_distribution)
+    evaluate_actions = _taking_masks(RecurrentActorCriticPolicy.evaluate_actions)
+    predict = _taking_masks(RecurrentActorCriticPolicy.predict)
 
 
 class MaskableMemoryCnnPolicy(MaskableMemoryPolicy, RecurrentActorCriticCnnPolicy):
@@ -181,7 +154,7 @@ class MaskedMemoryDictRolloutBuffer(_WithMasks, MemoryDictRolloutBuffer):  # typ
 
 
 @without_gsde
-class MaskableRecurrentPPO(RecurrentPPO):
+class MaskableRecurrentPPO(LearnsInTrainings, TakesMasks, RecurrentPPO):
     """`RecurrentPPO` that chooses among the actions that a mask allows; it learns in marl_sb3's trainings.
 
     Its arguments and networks are those of RecurrentPPO, with LSTMs or GRUs. See `TwoPaths`.
@@ -192,18 +165,6 @@ class MaskableRecurrentPPO(RecurrentPPO):
         "CnnLstmPolicy": MaskableMemoryCnnPolicy,
         "MultiInputLstmPolicy": MaskableMemoryMultiInputPolicy,
     }
-    takes_joined_actions = False
-
-    def learn(self, *arguments: Any, **settings: Any) -> Any:
-        """Refuse: SB3's own loop passes no masks.
-
-        Raises:
-            ConfigError: always.
-        """
-        words = (
-            "MaskableRecurrentPPO.learn() is SB3's loop, which stores no action masks; accepted: marl_sb3.train, or a"
-        )
-        raise ConfigError(f"{words} MultiAgentAlgorithm of the env with PolicySpec(marl_sb3.MaskableRecurrentPPO)")
 
     @override
     def _train_torch(self) -> None:
@@ -211,28 +172,6 @@ class MaskableRecurrentPPO(RecurrentPPO):
         buffer.whole_sequences = self.takes_fused_path()  # before a method of the policy is replaced
         with masks_in_update(self, "evaluate_actions"):
             FusedOnPolicy._train_torch(self)
-
-    @override
-    def predict(
-        self,
-        observation: Any,
-        state: tuple[Array, ...] | None = None,
-        episode_start: BoolArray | None = None,
-        deterministic: bool = False,
-        action_masks: Array | None = None,
-    ) -> tuple[Array, tuple[Array, ...] | None]:
-        """See `BaseAlgorithm.predict`.
-
-        Args:
-            observation: a single observation, or a batch of n.
-            state: hidden and cell state of the actor, (layers, n, size) each; None: those of the start of an episode.
-            episode_start: (n,), true where an episode begins; None: nowhere.
-            deterministic: the most likely actions instead of sampled ones.
-            action_masks: (choices,), or (n, choices) for a batch; true where an action is allowed. None: all are.
-        """
-        policy: Any = self.policy
-        found: tuple[Array, Any] = policy.predict(observation, state, episode_start, deterministic, action_masks)
-        return found
 
 
 class MaskableRecurrentPPOLearner(RecurrentPPOLearner):

@@ -17,8 +17,7 @@ from stable_baselines3.common.policies import BasePolicy
 from typing_extensions import override
 
 from marl_sb3.extensions.fast.contrib import TRPO, MaskablePPOLearner, TRPOLearner
-from marl_sb3.extensions.fast.ppo import A2C, A2CLearner
-from marl_sb3.types import Array, BoolArray
+from marl_sb3.extensions.fast.ppo import A2C, A2CLearner, replaced_methods
 
 _Algorithm = TypeVar("_Algorithm", bound=type[Any])
 
@@ -44,14 +43,8 @@ def masks_in_update(algorithm: Any, method: str, changed: Callable[[Any], Any] |
         found = compute(*arguments, **settings, action_masks=latest[0])
         return found if changed is None else changed(found)
 
-    replaced: dict[str, tuple[Any, Any]] = {"get": (buffer, get), method: (policy, with_masks)}
-    for name, (owner, function) in replaced.items():
-        vars(owner)[name] = function
-    try:
+    with replaced_methods((buffer, "get", get), (policy, method, with_masks)):
         yield
-    finally:
-        for name, (owner, _) in replaced.items():
-            del vars(owner)[name]
 
 
 def without_gsde(algorithm: _Algorithm) -> _Algorithm:
@@ -67,12 +60,18 @@ def without_gsde(algorithm: _Algorithm) -> _Algorithm:
     return algorithm
 
 
-class MaskedRollouts(OnPolicyAlgorithm):
+class TakesMasks(OnPolicyAlgorithm):
+    """A base class in front of an algorithm whose policy takes action masks: so does its `predict`."""
+
+    predict: Any = sb3_contrib.MaskablePPO.predict
+    takes_joined_actions = False
+
+
+class MaskedRollouts(TakesMasks):
     """A base class in front of A2C or TRPO: policies, buffers and SB3's own rollouts of MaskablePPO."""
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = sb3_contrib.MaskablePPO.policy_aliases
     collect_rollouts = sb3_contrib.MaskablePPO.collect_rollouts
-    takes_joined_actions = False
 
     def _setup_model(self) -> None:
         self._setup_lr_schedule()
@@ -98,30 +97,6 @@ class MaskedRollouts(OnPolicyAlgorithm):
         """See `sb3_contrib.MaskablePPO.learn`: the env has `action_masks()`."""
         own: Any = sb3_contrib.MaskablePPO.learn
         return own(self, *arguments, **{"tb_log_name": type(self).__name__, **settings})
-
-    @override
-    def predict(
-        self,
-        observation: Any,
-        state: tuple[Array, ...] | None = None,
-        episode_start: BoolArray | None = None,
-        deterministic: bool = False,
-        action_masks: Array | None = None,
-    ) -> tuple[Array, tuple[Array, ...] | None]:
-        """See `sb3_contrib.MaskablePPO.predict`.
-
-        Args:
-            observation: a single observation, or a batch of n.
-            state: is returned as it is.
-            episode_start: not used.
-            deterministic: the most likely actions instead of sampled ones.
-            action_masks: (actions,), or (n, actions) for a batch; true where an action is allowed. None: all are.
-        """
-        policy: Any = self.policy
-        found: tuple[Array, Any] = policy.predict(
-            observation, state, episode_start, deterministic, action_masks=action_masks
-        )
-        return found
 
 
 @without_gsde

@@ -23,6 +23,7 @@ from marl_sb3.core.sb3 import q_values
 from marl_sb3.core.state import TensorFile, pieces
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.fast.replay import DQN, QLearning
+from marl_sb3.extensions.fast.update_path import LearnsInTrainings
 from marl_sb3.types import Array, BoolArray
 
 # --- Replay buffers --------------------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ class MaskedHindsightBuffer(WithMasks, HindsightBuffer):
 # --- Algorithms ------------------------------------------------------------------------------------------------------
 
 
-class MaskedQLearning(QLearning):
+class MaskedQLearning(LearnsInTrainings, QLearning):
     """A base class in front of DQN or QR-DQN: no forbidden action is taken, or counts as the best one of a target."""
 
     replay_buffers: ClassVar[Mapping[type[Lines], type[Lines]]] = {
@@ -143,21 +144,9 @@ class MaskedQLearning(QLearning):
         HindsightBuffer: MaskedHindsightBuffer,
     }
 
-    not_in_sb3: ClassVar[str] = "stores no action masks"  # what SB3's loop does
-
     def acting_kernels(self) -> Any:
         """See `FusedOffPolicy.acting_kernels`."""
         return self.kernels() if type(self).predict is MaskedQLearning.predict else None
-
-    def learn(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: SB3's own loop tells no masks, and no teams.
-
-        Raises:
-            ConfigError: always.
-        """
-        name = type(self).__name__
-        words = f"{name}.learn() is SB3's loop, which {self.not_in_sb3}; accepted: marl_sb3.train, or a"
-        raise ConfigError(f"{words} MultiAgentAlgorithm of the env with PolicySpec(marl_sb3.{name})")
 
     @override
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:

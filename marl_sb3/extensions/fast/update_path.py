@@ -174,3 +174,19 @@ class TwoPaths:
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "known_as", "has_more_losses", "update_threads", *_MADE_ANEW]  # type: ignore[misc]
+
+
+class LearnsInTrainings:
+    """A mixin for algorithms that learn in marl_sb3's trainings alone: the loop of SB3's `learn` does not do."""
+
+    not_in_sb3: ClassVar[str] = "stores no action masks"  # what that loop does
+
+    def learn(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse.
+
+        Raises:
+            ConfigError: always.
+        """
+        name = type(self).__name__
+        words = f"{name}.learn() is SB3's loop, which {self.not_in_sb3}; accepted: marl_sb3.train, or a"
+        raise ConfigError(f"{words} MultiAgentAlgorithm of the env with PolicySpec(marl_sb3.{name})")
