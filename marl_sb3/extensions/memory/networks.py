@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from inspect import Signature, signature
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import BaseModel, BasePolicy
-from stable_baselines3.common.torch_layers import (
-    BaseFeaturesExtractor,
-    CombinedExtractor,
-    FlattenExtractor,
-    NatureCNN,
-)
-from stable_baselines3.common.type_aliases import Schedule
-from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
+from stable_baselines3.dqn.policies import CnnPolicy, DQNPolicy, MultiInputPolicy, QNetwork
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from typing_extensions import override
@@ -27,6 +21,7 @@ from marl_sb3.errors import require_known
 from marl_sb3.extensions.memory.sequences import Observed, SequenceBatch
 from marl_sb3.types import Array
 
+_PolicyClass = TypeVar("_PolicyClass", bound=type[Any])
 Tensors = tuple[th.Tensor, ...]
 CELLS: Mapping[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
 
@@ -137,6 +132,12 @@ class PolicyWithMemory(_Policy):
 
     memory_kwargs: dict[str, Any]
 
+    def __init__(
+        self, *arguments: Any, lstm_hidden_size: int = 256, n_lstm_layers: int = 1, cell: str = "lstm", **settings: Any
+    ) -> None:
+        self.memory_kwargs = {"lstm_hidden_size": lstm_hidden_size, "n_lstm_layers": n_lstm_layers, "cell": cell}
+        super().__init__(*arguments, **settings)
+
     @property
     def lstm_hidden_state_shape(self) -> tuple[int, int, int]:
         """(layers, 1, size) of a state."""
@@ -212,6 +213,27 @@ class PolicyWithMemory(_Policy):
         return {**super()._get_constructor_parameters(), **self.memory_kwargs}
 
 
+def named_arguments(stock: type[Any], *without: str) -> Callable[[_PolicyClass], _PolicyClass]:
+    """Let the signature of a policy with memory name its arguments: unknown ones are refused by it.
+
+    Args:
+        stock: SB3's policy, whose arguments it has, too.
+        without: those that it does not have.
+    """
+
+    def named(policy: _PolicyClass) -> _PolicyClass:
+        def __init__(self: Any, *arguments: Any, **settings: Any) -> None:  # noqa: N807
+            super(policy, self).__init__(*arguments, **settings)
+
+        of_memory = [each for each in signature(PolicyWithMemory).parameters.values() if each.kind is each.KEYWORD_ONLY]
+        parameters = [*signature(stock.__init__).parameters.values(), *of_memory]
+        vars(__init__)["__signature__"] = Signature([each for each in parameters if each.name not in without])
+        policy.__init__ = __init__
+        return policy
+
+    return named
+
+
 # --- Q values --------------------------------------------------------------------------------------------------------
 
 
@@ -243,6 +265,7 @@ class RecurrentQNetwork(Remembering, QNetwork):
         return values
 
 
+@named_arguments(DQNPolicy)
 class RecurrentDQNPolicy(PolicyWithMemory, DQNPolicy):
     """SB3's `DQNPolicy` with memory: see there for the other arguments.
 
@@ -254,36 +277,6 @@ class RecurrentDQNPolicy(PolicyWithMemory, DQNPolicy):
 
     q_net: RecurrentQNetwork
     q_net_target: RecurrentQNetwork
-
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Discrete,
-        lr_schedule: Schedule,
-        net_arch: list[int] | None = None,
-        activation_fn: type[nn.Module] = nn.ReLU,
-        features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
-        features_extractor_kwargs: dict[str, Any] | None = None,
-        normalize_images: bool = True,
-        optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
-        optimizer_kwargs: dict[str, Any] | None = None,
-        lstm_hidden_size: int = 256,
-        n_lstm_layers: int = 1,
-        cell: str = "lstm",
-    ) -> None:
-        self.memory_kwargs = {"lstm_hidden_size": lstm_hidden_size, "n_lstm_layers": n_lstm_layers, "cell": cell}
-        super().__init__(
-            observation_space,
-            action_space,
-            lr_schedule,
-            net_arch,
-            activation_fn,
-            features_extractor_class,
-            features_extractor_kwargs,
-            normalize_images,
-            optimizer_class,
-            optimizer_kwargs,
-        )
 
     @override
     def make_q_net(self) -> RecurrentQNetwork:
@@ -299,15 +292,9 @@ class RecurrentDQNPolicy(PolicyWithMemory, DQNPolicy):
         return self.q_net.q_net(outputs).argmax(dim=1)  # type: ignore[no-any-return]
 
 
-class RecurrentDQNCnnPolicy(RecurrentDQNPolicy):
+class RecurrentDQNCnnPolicy(RecurrentDQNPolicy, CnnPolicy):
     """A `RecurrentDQNPolicy` for images."""
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **{"features_extractor_class": NatureCNN, **settings})
 
-
-class RecurrentDQNMultiInputPolicy(RecurrentDQNPolicy):
+class RecurrentDQNMultiInputPolicy(RecurrentDQNPolicy, MultiInputPolicy):
     """A `RecurrentDQNPolicy` for `Dict` observations."""
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **{"features_extractor_class": CombinedExtractor, **settings})

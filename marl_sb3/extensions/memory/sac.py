@@ -8,23 +8,15 @@ from typing import Any, ClassVar
 import numpy as np
 import stable_baselines3
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.distributions import Distribution, SquashedDiagGaussianDistribution
 from stable_baselines3.common.policies import ContinuousCritic
-from stable_baselines3.common.torch_layers import (
-    BaseFeaturesExtractor,
-    CombinedExtractor,
-    FlattenExtractor,
-    NatureCNN,
-)
-from stable_baselines3.common.type_aliases import Schedule
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import polyak_update
-from stable_baselines3.sac.policies import LOG_STD_MAX, LOG_STD_MIN, Actor, SACPolicy
-from torch import nn
+from stable_baselines3.sac.policies import LOG_STD_MAX, LOG_STD_MIN, Actor, CnnPolicy, MultiInputPolicy, SACPolicy
 from typing_extensions import override
 
 from marl_sb3.extensions.memory.algorithms import WithMemory
-from marl_sb3.extensions.memory.networks import Memory, PolicyWithMemory, Remembering, Tensors
+from marl_sb3.extensions.memory.networks import Memory, PolicyWithMemory, Remembering, Tensors, named_arguments
 from marl_sb3.extensions.memory.sequences import Observed, SequenceBatch
 
 # --- The policy ------------------------------------------------------------------------------------------------------
@@ -81,6 +73,7 @@ class RecurrentCritic(Remembering, ContinuousCritic):
         return th.split(self.values(self.step(obs, states, starts)[0], actions), 1, dim=1)
 
 
+@named_arguments(SACPolicy, "log_std_init", "use_expln", "clip_mean", "share_features_extractor")
 class RecurrentSACPolicy(PolicyWithMemory, SACPolicy):
     """SB3's `SACPolicy` with memory: see there for the other arguments.
 
@@ -93,40 +86,6 @@ class RecurrentSACPolicy(PolicyWithMemory, SACPolicy):
     actor: RecurrentActor
     critic: RecurrentCritic
     critic_target: RecurrentCritic
-
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Box,
-        lr_schedule: Schedule,
-        net_arch: list[int] | dict[str, list[int]] | None = None,
-        activation_fn: type[nn.Module] = nn.ReLU,
-        use_sde: bool = False,
-        features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
-        features_extractor_kwargs: dict[str, Any] | None = None,
-        normalize_images: bool = True,
-        optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
-        optimizer_kwargs: dict[str, Any] | None = None,
-        n_critics: int = 2,
-        lstm_hidden_size: int = 256,
-        n_lstm_layers: int = 1,
-        cell: str = "lstm",
-    ) -> None:
-        self.memory_kwargs = {"lstm_hidden_size": lstm_hidden_size, "n_lstm_layers": n_lstm_layers, "cell": cell}
-        super().__init__(
-            observation_space,
-            action_space,
-            lr_schedule,
-            net_arch,
-            activation_fn,
-            use_sde,
-            features_extractor_class=features_extractor_class,
-            features_extractor_kwargs=features_extractor_kwargs,
-            normalize_images=normalize_images,
-            optimizer_class=optimizer_class,
-            optimizer_kwargs=optimizer_kwargs,
-            n_critics=n_critics,
-        )
 
     @property
     def lstm_critic(self) -> Memory:
@@ -167,18 +126,12 @@ class RecurrentSACPolicy(PolicyWithMemory, SACPolicy):
         return self.actor.action_dist.proba_distribution(*self.actor.gaussian(outputs)), after
 
 
-class RecurrentSACCnnPolicy(RecurrentSACPolicy):
+class RecurrentSACCnnPolicy(RecurrentSACPolicy, CnnPolicy):
     """A `RecurrentSACPolicy` for images."""
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **{"features_extractor_class": NatureCNN, **settings})
 
-
-class RecurrentSACMultiInputPolicy(RecurrentSACPolicy):
+class RecurrentSACMultiInputPolicy(RecurrentSACPolicy, MultiInputPolicy):
     """A `RecurrentSACPolicy` for `Dict` observations."""
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **{"features_extractor_class": CombinedExtractor, **settings})
 
 
 # --- The algorithm ---------------------------------------------------------------------------------------------------
