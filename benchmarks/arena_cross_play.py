@@ -17,7 +17,7 @@ import torch
 from scipy import stats
 
 from marl_sb3 import load_policies
-from marl_sb3.envs.arena import rules
+from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.types import Array
 
 SIDE, STEPS = 10, 100  # of the arena by default
@@ -29,16 +29,16 @@ def play(explorers: Sequence[Policies], hunters: Sequence[Policies], episodes: i
     rng, shape = np.random.default_rng(seed), (len(explorers), len(hunters), episodes)
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    state, table = rules.initial_state(int(np.prod(shape)), SIDE, SIDE), rules.destination_table(SIDE, SIDE)
+    arenas = ArenaEnv.make_batched(int(np.prod(shape)), height=SIDE, width=SIDE, max_timesteps=STEPS)
+    arenas.reset(range(arenas.num_envs), rng.integers(2**63, size=arenas.num_envs).tolist())
     returns = np.zeros((*shape, 2))
     for _ in range(STEPS):
-        seen, actions = rules.observations(state).reshape(*shape, 2, 2), np.zeros((*shape, 2), dtype=np.int64)
+        seen, actions = arenas.observations().reshape(*shape, 2, 2), np.zeros((*shape, 2), dtype=np.int64)
         for number, policies in enumerate(explorers):
             actions[number, ..., 0] = _actions(policies["agent1"], seen[number, ..., 0, :])
         for number, policies in enumerate(hunters):
             actions[:, number, :, 1] = _actions(policies["agent2"], seen[:, number, :, 1, :])
-        outcome = rules.step(state, table, actions.reshape(-1, 2), rng.random(len(state.cells)) < 0.5)
-        returns += outcome.rewards.reshape(returns.shape)
+        returns += arenas.step(actions.reshape(-1, 2)).rewards.reshape(returns.shape)
     means: Array = returns.mean(axis=2)
     return means
 

@@ -6,7 +6,7 @@ import os
 import warnings
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
@@ -156,8 +156,8 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
             self._draw()
         return dict(zip(self.agents, self._observed(), strict=True)), {agent: {} for agent in self.agents}
 
-    def _stepped(self, rewards: Array, ended: bool, infos: Infos) -> StepResult:
-        """Return the result of a step, from the (A,) rewards and whether the episode is over."""
+    def _stepped(self, rewards: Sequence[float], ended: bool, infos: Infos) -> StepResult:
+        """Return the result of a step, from the rewards of all agents and whether the episode is over."""
         if ended:
             self.agents = []
         if self.render_mode == "human":
@@ -165,7 +165,7 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
         agents = self.possible_agents
         return (
             dict(zip(agents, self._observed(), strict=True)),
-            dict(zip(agents, rewards.tolist(), strict=True)),
+            dict(zip(agents, rewards, strict=True)),
             dict.fromkeys(agents, False),
             dict.fromkeys(agents, ended),
             infos,
@@ -188,15 +188,15 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
         return self.action_spaces[agent]
 
     @abstractmethod
-    def render_state(self, state: Any, index: int) -> Array | str | None:
-        """Render one env of such states; see `render`."""
+    def render_state(self, state: Any) -> Array | str | None:
+        """Render an env in such a state; see `render`."""
 
     @abstractmethod
     def scene(self) -> dict[str, Any]:
         """Return what there is to draw in the current state as plain data, for pages that draw it in any size."""
 
     def _draw(self) -> Array | str | None:
-        return self.render_state(self._state, 0)
+        return self.render_state(self._state)
 
     def render(self) -> Array | str | None:
         """Return the picture or text of the current state; with "human", show it and return None."""

@@ -1,4 +1,4 @@
-"""The arena for numba: the rules of `rules.py` for one game at a time, and E games as a batch."""
+"""E arenas as a batch: the rules of `rules.py`, compiled."""
 
 from __future__ import annotations
 
@@ -12,19 +12,12 @@ from typing_extensions import override
 
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.envs.arena import rules
-from marl_sb3.envs.compiled import CompiledBatch, CompiledRules, Outcome
+from marl_sb3.envs.compiled import CompiledBatch, CompiledRules
 from marl_sb3.envs.compiled.random import next_word
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
     from marl_sb3.envs.arena.env import ArenaEnv
-
-_INFOS = (
-    ("agent1", "collision", bool),
-    ("agent1", "new_field", bool),
-    ("agent1", "new_field_rewarded", bool),
-    ("agent2", "collision", bool),
-)
 
 
 def start(state: Any, rng: Array) -> None:
@@ -37,53 +30,6 @@ def start(state: Any, rng: Array) -> None:
     for timestep in range(state.limit):  # NumPy takes booleans from the lowest bit of a word on
         word = next_word(rng) if timestep % 64 == 0 else word >> np.uint64(1)
         state.coins[timestep] = word & np.uint64(1)
-
-
-def step(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
-    """See `rules.step`; `rng` is not used, since all coins of an episode are drawn when it begins."""
-    first = 0 if state.coins[state.timestep] else 1
-    collision = False
-    new_field = False
-    for mover in (first, 1 - first):
-        cell = state.cells[mover]
-        row, column = cell // state.width, cell % state.width
-        if actions[mover] == 0:
-            row = max(row - 1, 0)
-        elif actions[mover] == 1:
-            column = min(column + 1, state.width - 1)
-        elif actions[mover] == 2:
-            row = min(row + 1, state.height - 1)
-        else:
-            column = max(column - 1, 0)
-        there = row * state.width + column
-        if there == state.cells[1 - mover]:
-            collision = True
-            continue
-        state.cells[mover] = there
-        if mover == 0 and state.visited[there] == 0:
-            state.visited[there] = 1
-            new_field = True
-    state.timestep += 1
-    rewarded = new_field and not collision
-    outcome.rewards[0] = -1.0 if collision else (1.0 if new_field else -0.5)
-    outcome.rewards[1] = 1.0 if collision else -0.1
-    outcome.truncated[0] = outcome.truncated[1] = state.timestep == state.limit
-    outcome.infos[0] = outcome.infos[3] = collision
-    outcome.infos[1], outcome.infos[2] = new_field, rewarded
-
-
-def observe_cells(state: Any, observations: Array) -> None:
-    """See `rules.observations`."""
-    for agent in range(2):
-        observations[agent, 0], observations[agent, 1] = state.cells[agent], state.cells[1 - agent]
-
-
-def observe_coordinates(state: Any, observations: Array) -> None:
-    """See `rules.observations`, with its `width`."""
-    for agent in range(2):
-        for place in range(2):
-            cell = state.cells[agent if place == 0 else 1 - agent]
-            observations[agent, 2 * place], observations[agent, 2 * place + 1] = cell // state.width, cell % state.width
 
 
 @lru_cache(maxsize=64)
@@ -107,9 +53,9 @@ def compiled_rules(height: int, width: int, most_timesteps: int, coordinates: bo
         action_space=Discrete(4),
         state=np.dtype(state, align=True),
         start=start,
-        step=step,
-        observe=observe_coordinates if coordinates else observe_cells,
-        infos=_INFOS,
+        step=rules.step,
+        observe=rules.observe_coordinates if coordinates else rules.observe_cells,
+        infos=rules.INFOS,
     )
 
 
@@ -129,8 +75,7 @@ class BatchedArena(CompiledBatch):
 
     @staticmethod
     def _rules(template: ArenaEnv, most_timesteps: int) -> CompiledRules:
-        coordinates = template.observed_width is not None
-        return compiled_rules(template.height, template.width, most_timesteps, coordinates)
+        return compiled_rules(template.height, template.width, most_timesteps, template.observe == "coordinates")
 
     def _set_sizes(self, limits: Any) -> None:
         self.states.height, self.states.width, self.states.limit = self.height, self.width, limits
@@ -157,9 +102,7 @@ class BatchedArena(CompiledBatch):
 
     @override
     def render(self, env_index: int) -> Any:
-        states = self.states
-        state = rules.ArenaState(states.cells, states.visited.astype(np.bool_), states.timestep)
-        return self.template.render_state(state, env_index)
+        return self.template.render_state(self.states[env_index])
 
     @override
     def get_state(self) -> State:

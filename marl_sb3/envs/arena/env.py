@@ -16,6 +16,7 @@ from typing_extensions import override
 from marl_sb3.core.envs import BatchedEnv
 from marl_sb3.envs.arena import rules
 from marl_sb3.envs.compiled.originals import why_not_own
+from marl_sb3.envs.compiled.rules import Outcome
 from marl_sb3.envs.drawn import DrawnEnv, Image, Infos, StepResult, blend
 from marl_sb3.errors import ConfigError, EnvError, shown
 from marl_sb3.types import AgentID, Array, BoolArray
@@ -87,15 +88,11 @@ class ArenaEnv(DrawnEnv):
             accepted = " or ".join(of_a_place)
             raise ConfigError(f"observe must be {accepted}; received {shown(observe)}", key="env.observe")
         self.observe = observe
-        self.observed_width = width if observe == "coordinates" else None  # for `rules.observations`
         self.possible_agents = list(rules.AGENTS)
         self.observation_spaces = {agent: MultiDiscrete(of_a_place[observe] * 2) for agent in rules.AGENTS}
         self.action_spaces = {agent: Discrete(4) for agent in rules.AGENTS}
         most = np.array([num_cells - 1] * 2 + [1] * num_cells)
         self.state_space = Box(0, most, dtype=np.int64)
-
-        self._destinations = rules.destination_table(height, width)
-        self._coins: BoolArray = np.empty(0, dtype=np.bool_)
 
     @staticmethod
     def why_not_batched(env_kwargs: Mapping[str, Any]) -> str | None:
@@ -110,11 +107,12 @@ class ArenaEnv(DrawnEnv):
         return BatchedArena(num_envs, cls(**env_kwargs))
 
     def _first_state(self, rng: np.random.Generator) -> rules.ArenaState:
-        self._coins = rules.draw_coins(rng, self.max_timesteps)
-        return rules.initial_state(1, self.height, self.width)
+        return rules.initial_state(self.height, self.width, rules.draw_coins(rng, self.max_timesteps))
 
     def _observed(self) -> Array:
-        seen: Array = rules.observations(self._state, self.observed_width)[0]
+        coordinates = self.observe == "coordinates"
+        seen = np.empty((2, 4 if coordinates else 2), np.int64)
+        (rules.observe_coordinates if coordinates else rules.observe_cells)(self._state, seen)
         return seen
 
     def configure(self, max_timesteps: int) -> None:
@@ -140,24 +138,17 @@ class ArenaEnv(DrawnEnv):
             EnvError: if no episode is running, or an action is missing or not accepted.
         """
         self._require_episode()
-        state, timestep = self._state, int(self._state.timesteps[0])
-        chosen = np.array([self._checked(actions)])
-        outcome = rules.step(state, self._destinations, chosen, self._coins[timestep : timestep + 1])
-        collision = bool(outcome.collision[0])
-        infos: Infos = {
-            "agent1": {
-                "collision": collision,
-                "new_field": bool(outcome.new_field[0]),
-                "new_field_rewarded": bool(outcome.new_field_rewarded[0]),
-            },
-            "agent2": {"collision": collision},
-        }
-        return self._stepped(outcome.rewards[0], timestep + 1 == len(self._coins), infos)
+        outcome: Any = Outcome([0.0] * 2, [False] * 2, [False] * 2, [False] * len(rules.INFOS))  # type: ignore[arg-type]
+        rules.step(self._state, self._checked(actions), None, outcome)
+        infos: Infos = {agent: {} for agent in rules.AGENTS}
+        for (agent, key, _), happened in zip(rules.INFOS, outcome.infos, strict=True):
+            infos[agent][key] = happened
+        return self._stepped(outcome.rewards, outcome.truncated[0], infos)
 
     def state(self) -> Array:
         """Return [cell of agent1, cell of agent2, each cell visited or not]: (2 + H*W,) int64."""
         self._require_reset("state()")
-        return np.concatenate((self._state.cells[0], self._state.visited[0]))
+        return np.concatenate((self._state.cells, self._state.visited))
 
     @override
     def scene(self) -> dict[str, Any]:
@@ -166,23 +157,23 @@ class ArenaEnv(DrawnEnv):
             "kind": "arena",
             "height": self.height,
             "width": self.width,
-            "cells": self._state.cells[0].tolist(),
-            "visited": np.flatnonzero(self._state.visited[0]).tolist(),
+            "cells": list(self._state.cells),
+            "visited": np.flatnonzero(self._state.visited).tolist(),
         }
 
     def cell_actions(self, agent: AgentID) -> list[list[int | None]]:
         """Return rows of cells: the action by which the agent moves there; None if it is not beside its cell."""
         self._require_reset("cell_actions()")
-        row, column = divmod(int(self._state.cells[0, rules.AGENTS.index(agent)]), self.width)
+        row, column = divmod(self._state.cells[rules.AGENTS.index(agent)], self.width)
         cells: list[list[int | None]] = [[None] * self.width for _ in range(self.height)]
         for action, (down, right) in enumerate(((-1, 0), (0, 1), (1, 0), (0, -1))):
             if 0 <= row + down < self.height and 0 <= column + right < self.width:
                 cells[row + down][column + right] = action
         return cells
 
-    def render_state(self, state: rules.ArenaState, index: int) -> Array | str | None:
-        """Render one arena of this size."""
-        cells, visited = state.cells[index], state.visited[index]
+    def render_state(self, state: Any) -> Array | str | None:
+        """Render the state of an arena of this size: an `ArenaState`, or a record with its fields."""
+        cells, visited = np.asarray(state.cells), state.visited
         if self.render_mode == "ansi":
             return render_text(cells, visited, self.width)
         return self._shown(render_rgb(cells, visited, self.width, fitting_cell_px(self.height, self.width)))
@@ -205,7 +196,7 @@ class ArenaEnv(DrawnEnv):
         return numbers
 
     def _at_step(self, message: str) -> str:
-        return f"arena, step {self._state.timesteps[0]}: {message}"
+        return f"arena, step {self._state.timestep}: {message}"
 
 
 def _check_sizes(**sizes: int) -> None:

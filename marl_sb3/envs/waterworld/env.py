@@ -93,7 +93,7 @@ class WaterworldEnv(DrawnEnv):
 
     def _first_state(self, rng: np.random.Generator) -> Any:
         self.batch.begin_with(0, rng)
-        return self.batch.states
+        return self.batch.states[0]
 
     def _observed(self) -> Array:
         seen: Array = self.batch.observations()[0]
@@ -106,14 +106,14 @@ class WaterworldEnv(DrawnEnv):
             EnvError: if no episode is running, or an action is missing or not accepted.
         """
         self._require_episode()
-        made = self.batch.step(self._checked(actions, int(self._state.timesteps[0])))
+        made = self.batch.step(self._checked(actions, int(self._state.timesteps)))
         infos = {agent: {key: found[0].item() for key, found in own.items()} for agent, own in made.infos.items()}
-        return self._stepped(made.rewards[0], bool(made.truncated[0, 0]), infos)
+        return self._stepped(made.rewards[0].tolist(), bool(made.truncated[0, 0]), infos)
 
     @override
     def scene(self) -> dict[str, Any]:
         self._require_reset("scene()")
-        own, places = self.parameters, np.round(self._state.positions[0].T, 5)
+        own, places = self.parameters, np.round(self._state.positions.T, 5)
         ends = [own.n_pursuers, own.n_pursuers + own.n_evaders]
         pursuers, foods, poisons = (part.tolist() for part in np.split(places, ends))
         return {
@@ -121,7 +121,7 @@ class WaterworldEnv(DrawnEnv):
             "pursuers": pursuers,
             "foods": foods,
             "poisons": poisons,
-            "obstacles": self._state.obstacles[0].T.tolist(),
+            "obstacles": self._state.obstacles.T.tolist(),
             "radius": own.radius,
             "food_size": FOOD_SIZE,  # in radii
             "poison_size": POISON_SIZE,
@@ -130,9 +130,9 @@ class WaterworldEnv(DrawnEnv):
             "n_sensors": own.n_sensors,
         }
 
-    def render_state(self, state: Any, index: int) -> Array | None:
-        """Render one env of these parameters."""
-        return self._shown(render_rgb(state.positions[index], state.obstacles[index], self.parameters))
+    def render_state(self, state: Any) -> Array | None:
+        """Render the record of an env of these parameters."""
+        return self._shown(render_rgb(state.positions, state.obstacles, self.parameters))
 
     def _checked(self, actions: dict[AgentID, Array], timestep: int) -> Array:
         """Return the actions as (1, P, 2) float64; raise EnvError for what is not accepted."""

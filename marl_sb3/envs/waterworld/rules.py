@@ -602,7 +602,7 @@ class BatchedWaterworld(CompiledBatch):
 
     @override
     def render(self, env_index: int) -> Any:
-        return self.template.render_state(self.states, env_index)
+        return self.template.render_state(self.states[env_index])
 
     def _saved(self) -> dict[str, Array]:
         """Return the arrays of the state, as checkpoints hold them: views."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from marl_sb3.envs.arena import ArenaEnv, rules
+from marl_sb3.envs.compiled import Outcome
 from marl_sb3.errors import ConfigError, EnvError
 
 UP, RIGHT, DOWN, LEFT = 0, 1, 2, 3
@@ -252,16 +253,17 @@ def test_coins_of_an_episode_come_from_one_draw():
     env = crowded_arena()
     env.reset(seed=7)
     twin_rng = np.random.default_rng(7)
-    table = rules.destination_table(1, 3)
     for episode in range(2):
-        coins, state = rules.draw_coins(twin_rng, 40), rules.initial_state(1, 1, 3)
+        coins = rules.draw_coins(twin_rng, 40)
+        state = rules.initial_state(1, 3, coins)
         assert (coins.shape, coins.dtype) == ((40,), np.bool_)
         assert 5 < coins.sum() < 35
         for t in range(40):
             observations, rewards, *_ = env.step(act(RIGHT, LEFT))
-            outcome = rules.step(state, table, np.array([[RIGHT, LEFT]]), coins[t : t + 1])
-            assert list(rewards.values()) == outcome.rewards[0].tolist(), (episode, t)
-            assert observations["agent1"].tolist() == state.cells[0].tolist(), (episode, t)
+            outcome = Outcome([0.0] * 2, [False] * 2, [False] * 2, [False] * 4)
+            rules.step(state, (RIGHT, LEFT), None, outcome)
+            assert list(rewards.values()) == outcome.rewards, (episode, t)
+            assert observations["agent1"].tolist() == state.cells, (episode, t)
         env.reset()
 
 

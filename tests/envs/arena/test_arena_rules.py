@@ -1,4 +1,4 @@
-"""The array rules against moves worked by hand, a scalar oracle, and figures measured elsewhere."""
+"""The rules against moves worked by hand, a scalar oracle, and figures measured elsewhere."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from marl_sb3.envs.arena import rules
+from marl_sb3.envs.compiled import Outcome
 
 UP, RIGHT, DOWN, LEFT = 0, 1, 2, 3
 AGENT1_FIRST, AGENT2_FIRST = True, False
@@ -22,94 +22,78 @@ COLLISION_PAYS = [-1.0, 1.0]
 
 
 def one_arena(height: int, width: int, cells: tuple[int, int], visited: tuple[int, ...] = ()):
-    state = rules.initial_state(1, height, width)
-    state.cells[0] = cells
-    state.visited[0, list(visited)] = True
+    state = rules.initial_state(height, width, np.ones(100, np.bool_))
+    state.cells = list(cells)
+    state.visited[list(visited)] = True
     return state
 
 
-def play(state, height: int, width: int, actions: tuple[int, int], agent1_first: bool = True):
-    table = rules.destination_table(height, width)
-    return rules.step(state, table, np.array([actions]), np.array([agent1_first]))
+def play(state, actions: tuple[int, int], agent1_first: bool = True):
+    state.coins[state.timestep] = agent1_first
+    outcome = Outcome([0.0] * 2, [False] * 2, [False] * 2, [False] * 4)
+    rules.step(state, actions, None, outcome)
+    return outcome
 
 
 def visited_cells(state) -> list[int]:
-    return np.flatnonzero(state.visited[0]).tolist()
+    return np.flatnonzero(state.visited).tolist()
 
 
 def events(outcome) -> tuple[bool, bool, bool]:
-    return outcome.collision[0], outcome.new_field[0], outcome.new_field_rewarded[0]
+    """Collision, new field, rewarded new field."""
+    return tuple(outcome.infos[:3])
 
 
 # The start, and the four moves
 
 
 def test_start_is_in_opposite_corners_with_nothing_visited():
-    state = rules.initial_state(2, 3, 4)
-    assert state.cells.tolist() == [[0, 11], [0, 11]]
-    assert state.visited.shape == (2, 12)
-    assert not state.visited.any()
-    assert state.timesteps.tolist() == [0, 0]
-    assert [array.dtype for array in (state.cells, state.visited, state.timesteps)] == [
-        np.int64,
-        np.bool_,
-        np.int64,
-    ]
-
-
-def test_destination_table_of_a_2x3_grid():
-    # cells 0 1 2   order: up, right, down, left
-    #       3 4 5
-    assert rules.destination_table(2, 3).reshape(6, 4).tolist() == [
-        [0, 1, 3, 0],
-        [1, 2, 4, 0],
-        [2, 2, 5, 1],
-        [0, 4, 3, 3],
-        [1, 5, 4, 3],
-        [2, 5, 5, 4],
-    ]
+    state = rules.initial_state(3, 4, np.ones(7, np.bool_))
+    assert (state.cells, state.timestep, state.limit) == ([0, 11], 0, 7)
+    assert state.visited.tolist() == [False] * 12
 
 
 @pytest.mark.parametrize(("action", "destination"), [(UP, 1), (RIGHT, 6), (DOWN, 9), (LEFT, 4)])
 def test_both_agents_move_by_one_cell(action, destination):
     state = one_arena(3, 4, cells=(5, 11))
-    play(state, 3, 4, (action, DOWN))
-    assert state.cells.tolist() == [[destination, 11]]
+    play(state, (action, DOWN))
+    assert state.cells == [destination, 11]
 
     state = one_arena(3, 4, cells=(11, 5))
-    play(state, 3, 4, (DOWN, action))
-    assert state.cells.tolist() == [[11, destination]]
+    play(state, (DOWN, action))
+    assert state.cells == [11, destination]
 
 
-def test_every_step_counts():
-    state = rules.initial_state(2, 3, 3)
-    for _ in range(3):
-        rules.step(state, rules.destination_table(3, 3), np.zeros((2, 2), int), np.ones(2, bool))
-    assert state.timesteps.tolist() == [3, 3]
+def test_every_step_counts_and_the_last_one_truncates():
+    state = rules.initial_state(3, 3, np.ones(3, np.bool_))
+    assert [play(state, (UP, UP)).truncated for _ in range(3)] == [[False] * 2, [False] * 2, [True] * 2]
+    assert state.timestep == 3
 
 
 def test_observation_is_own_cell_then_the_others():
-    state = rules.initial_state(2, 3, 4)
-    state.cells[1] = (5, 6)
-    assert rules.observations(state).tolist() == [[[0, 11], [11, 0]], [[5, 6], [6, 5]]]
-    assert rules.observations(state, width=4)[1].tolist() == [[1, 1, 1, 2], [1, 2, 1, 1]]
+    state = one_arena(3, 4, cells=(5, 6))
+    cells, coordinates = np.empty((2, 2), np.int64), np.empty((2, 4), np.int64)
+    rules.observe_cells(state, cells)
+    rules.observe_coordinates(state, coordinates)
+    assert cells.tolist() == [[5, 6], [6, 5]]
+    assert coordinates.tolist() == [[1, 1, 1, 2], [1, 2, 1, 1]]
 
 
-# StateReader
+# Rewards
 
 
 def test_new_field_pays_agent1():
     state = one_arena(3, 4, cells=(0, 11))
-    outcome = play(state, 3, 4, (RIGHT, UP))
-    assert outcome.rewards.tolist() == [NEW_FIELD_PAYS]
+    outcome = play(state, (RIGHT, UP))
+    assert outcome.rewards == NEW_FIELD_PAYS
     assert events(outcome) == (False, True, True)
     assert visited_cells(state) == [1]
 
 
 def test_known_field_costs_agent1():
     state = one_arena(3, 4, cells=(0, 11), visited=(1,))
-    outcome = play(state, 3, 4, (RIGHT, UP))
-    assert outcome.rewards.tolist() == [NOTHING_PAYS]
+    outcome = play(state, (RIGHT, UP))
+    assert outcome.rewards == NOTHING_PAYS
     assert events(outcome) == (
         False,
         False,
@@ -120,24 +104,24 @@ def test_known_field_costs_agent1():
 
 def test_start_cell_is_a_new_field_when_agent1_comes_back_to_it():
     state = one_arena(3, 4, cells=(0, 11))
-    play(state, 3, 4, (RIGHT, UP))
-    outcome = play(state, 3, 4, (LEFT, DOWN))
-    assert outcome.rewards.tolist() == [NEW_FIELD_PAYS]
+    play(state, (RIGHT, UP))
+    outcome = play(state, (LEFT, DOWN))
+    assert outcome.rewards == NEW_FIELD_PAYS
     assert visited_cells(state) == [0, 1]
 
 
 def test_push_against_a_wall_marks_the_own_cell_once():
     state = one_arena(3, 4, cells=(0, 11))
-    first = play(state, 3, 4, (UP, DOWN))
-    assert (first.rewards.tolist(), visited_cells(state)) == ([NEW_FIELD_PAYS], [0])
-    second = play(state, 3, 4, (LEFT, DOWN))
-    assert (second.rewards.tolist(), visited_cells(state)) == ([NOTHING_PAYS], [0])
-    assert state.cells.tolist() == [[0, 11]]
+    first = play(state, (UP, DOWN))
+    assert (first.rewards, visited_cells(state)) == (NEW_FIELD_PAYS, [0])
+    second = play(state, (LEFT, DOWN))
+    assert (second.rewards, visited_cells(state)) == (NOTHING_PAYS, [0])
+    assert state.cells == [0, 11]
 
 
 def test_agent2_marks_nothing():
     state = one_arena(3, 4, cells=(0, 11), visited=(0,))
-    play(state, 3, 4, (UP, UP))
+    play(state, (UP, UP))
     assert visited_cells(state) == [0]
 
 
@@ -147,9 +131,9 @@ def test_agent2_marks_nothing():
 @pytest.mark.parametrize("first", [AGENT1_FIRST, AGENT2_FIRST])
 def test_agent1_running_into_agent2_stays_and_marks_nothing(first):
     state = one_arena(1, 3, cells=(0, 1))
-    outcome = play(state, 1, 3, (RIGHT, UP), first)
-    assert state.cells.tolist() == [[0, 1]]
-    assert outcome.rewards.tolist() == [COLLISION_PAYS]
+    outcome = play(state, (RIGHT, UP), first)
+    assert state.cells == [0, 1]
+    assert outcome.rewards == COLLISION_PAYS
     assert events(outcome) == (True, False, False)
     assert visited_cells(state) == []
 
@@ -157,9 +141,9 @@ def test_agent1_running_into_agent2_stays_and_marks_nothing(first):
 @pytest.mark.parametrize("first", [AGENT1_FIRST, AGENT2_FIRST])
 def test_agent2_running_into_agent1_decides_the_rewards_but_the_new_field_stays_marked(first):
     state = one_arena(1, 3, cells=(0, 1))
-    outcome = play(state, 1, 3, (UP, LEFT), first)
-    assert state.cells.tolist() == [[0, 1]]
-    assert outcome.rewards.tolist() == [COLLISION_PAYS]
+    outcome = play(state, (UP, LEFT), first)
+    assert state.cells == [0, 1]
+    assert outcome.rewards == COLLISION_PAYS
     assert events(outcome) == (True, True, False)
     assert visited_cells(state) == [0]
 
@@ -167,10 +151,10 @@ def test_agent2_running_into_agent1_decides_the_rewards_but_the_new_field_stays_
 @pytest.mark.parametrize(("first", "cells", "marked"), [(AGENT1_FIRST, [1, 2], [1]), (AGENT2_FIRST, [0, 1], [])])
 def test_who_comes_second_runs_into_the_firsts_new_position(first, cells, marked):
     state = one_arena(1, 3, cells=(0, 2))
-    outcome = play(state, 1, 3, (RIGHT, LEFT), first)
-    assert state.cells.tolist() == [cells]
-    assert outcome.rewards.tolist() == [COLLISION_PAYS]
-    assert (outcome.new_field[0], outcome.new_field_rewarded[0]) == (bool(marked), False)
+    outcome = play(state, (RIGHT, LEFT), first)
+    assert state.cells == cells
+    assert outcome.rewards == COLLISION_PAYS
+    assert events(outcome)[1:] == (bool(marked), False)
     assert visited_cells(state) == marked
 
 
@@ -180,8 +164,8 @@ def test_who_comes_second_runs_into_the_firsts_new_position(first, cells, marked
 )
 def test_agent1_can_follow_agent2_only_if_agent2_moves_first(first, cells, rewards):
     state = one_arena(1, 3, cells=(0, 1))
-    outcome = play(state, 1, 3, (RIGHT, RIGHT), first)
-    assert (state.cells.tolist(), outcome.rewards.tolist()) == ([cells], [rewards])
+    outcome = play(state, (RIGHT, RIGHT), first)
+    assert (state.cells, outcome.rewards) == (cells, rewards)
 
 
 @pytest.mark.parametrize(
@@ -190,16 +174,16 @@ def test_agent1_can_follow_agent2_only_if_agent2_moves_first(first, cells, rewar
 )
 def test_agent2_can_follow_agent1_only_if_agent1_moves_first(first, cells, rewards):
     state = one_arena(1, 3, cells=(1, 2))
-    outcome = play(state, 1, 3, (LEFT, LEFT), first)
-    assert (state.cells.tolist(), outcome.rewards.tolist()) == ([cells], [rewards])
+    outcome = play(state, (LEFT, LEFT), first)
+    assert (state.cells, outcome.rewards) == (cells, rewards)
 
 
 @pytest.mark.parametrize("first", [AGENT1_FIRST, AGENT2_FIRST])
 def test_agents_can_not_swap(first):
     state = one_arena(1, 3, cells=(0, 1))
-    outcome = play(state, 1, 3, (RIGHT, LEFT), first)
-    assert (state.cells.tolist(), visited_cells(state)) == ([[0, 1]], [])
-    assert outcome.rewards.tolist() == [COLLISION_PAYS]
+    outcome = play(state, (RIGHT, LEFT), first)
+    assert (state.cells, visited_cells(state)) == ([0, 1], [])
+    assert outcome.rewards == COLLISION_PAYS
 
 
 # Walls: on 3 rows of 4 cells, a neighbour by number need not be a neighbour on the grid
@@ -220,17 +204,17 @@ def test_agents_can_not_swap(first):
 def test_a_move_off_the_grid_can_not_collide(first, mover, action, other):
     other_pushes = {3: UP, 4: LEFT, 11: DOWN, 9: DOWN, 1: UP, 0: LEFT}[other]
     state = one_arena(3, 4, cells=(mover, other))
-    outcome = play(state, 3, 4, (action, other_pushes), first)
-    assert state.cells.tolist() == [[mover, other]]
-    assert outcome.rewards.tolist() == [NEW_FIELD_PAYS]
+    outcome = play(state, (action, other_pushes), first)
+    assert state.cells == [mover, other]
+    assert outcome.rewards == NEW_FIELD_PAYS
 
     state = one_arena(3, 4, cells=(other, mover))
-    outcome = play(state, 3, 4, (other_pushes, action), first)
-    assert state.cells.tolist() == [[other, mover]]
-    assert outcome.rewards.tolist() == [NEW_FIELD_PAYS]
+    outcome = play(state, (other_pushes, action), first)
+    assert state.cells == [other, mover]
+    assert outcome.rewards == NEW_FIELD_PAYS
 
 
-# The scalar oracle: plain Python, row and column, one arena; it shares nothing with the array rules.
+# The scalar oracle: plain Python, row and column, one arena; it shares nothing with the rules.
 
 
 @dataclass
@@ -271,134 +255,60 @@ class Oracle:
         return [position in self.fields for position in grid]
 
 
-def assert_same_step(state, outcome, oracles, expected) -> None:
-    reward1, reward2, collision, new_field = zip(*expected, strict=True)
-    assert outcome.rewards.tolist() == [list(pair) for pair in zip(reward1, reward2, strict=True)]
-    assert outcome.collision.tolist() == list(collision)
-    assert outcome.new_field.tolist() == list(new_field)
-    assert outcome.new_field_rewarded.tolist() == [reward == 1.0 for reward in reward1]
-    assert state.cells.tolist() == [oracle.cells() for oracle in oracles]
-    assert state.visited.tolist() == [oracle.visited() for oracle in oracles]
+def assert_same_step(state, oracle: Oracle, actions: tuple[int, int], agent1_first: bool) -> None:
+    outcome, expected = play(state, actions, agent1_first), oracle.step(actions, agent1_first)
+    reward1, reward2, collision, new_field = expected
+    assert outcome.rewards == [reward1, reward2]
+    assert outcome.infos == [collision, new_field, reward1 == 1.0, collision]
+    assert (state.cells, state.visited.tolist()) == (oracle.cells(), oracle.visited())
 
 
 @st.composite
 def games(draw):
     height, width = draw(st.tuples(st.integers(1, 5), st.integers(1, 5)).filter(lambda size: size != (1, 1)))
-    num_steps, num_envs = draw(st.integers(1, 25)), draw(st.integers(1, 4))
-    actions = draw(arrays(np.int64, (num_steps, num_envs, 2), elements=st.integers(0, 3)))
-    agent1_first = draw(arrays(np.bool_, (num_steps, num_envs)))
-    return height, width, actions, agent1_first
+    action = st.integers(0, 3)
+    return height, width, draw(st.lists(st.tuples(action, action, st.booleans()), min_size=1, max_size=25))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=150)
 @given(games())
 def test_whole_games_agree_with_the_oracle(game):
-    height, width, actions, agent1_first = game
-    num_envs = actions.shape[1]
-    state, table = rules.initial_state(num_envs, height, width), rules.destination_table(height, width)
-    oracles = [Oracle.at_start(height, width) for _ in range(num_envs)]
-    for step_actions, coins in zip(actions, agent1_first, strict=True):
-        outcome = rules.step(state, table, step_actions, coins)
-        moves = zip(oracles, step_actions.tolist(), coins.tolist(), strict=True)
-        expected = [oracle.step(chosen, coin) for oracle, chosen, coin in moves]
-        assert_same_step(state, outcome, oracles, expected)
+    height, width, steps = game
+    state, oracle = rules.initial_state(height, width, np.ones(25, np.bool_)), Oracle.at_start(height, width)
+    for first, second, coin in steps:
+        assert_same_step(state, oracle, (first, second), coin)
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 2), (2, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3, 3)])
 def test_every_single_step_agrees_with_the_oracle(height, width):
     positions = list(itertools.product(range(height), range(width)))
-    situations = [
-        (Oracle(height, width, [first, second], set(fields)), actions, coin)
-        for first, second in itertools.permutations(positions, 2)
-        for actions in itertools.product(range(4), repeat=2)
-        for coin in (AGENT1_FIRST, AGENT2_FIRST)
-        for fields in ((), positions)
-    ]
-    oracles, actions, coins = zip(*situations, strict=True)
-    state = rules.initial_state(len(oracles), height, width)
-    state.cells[:] = [oracle.cells() for oracle in oracles]
-    state.visited[:] = [oracle.visited() for oracle in oracles]
-
-    outcome = rules.step(state, rules.destination_table(height, width), np.array(actions), np.array(coins))
-    expected = [oracle.step(chosen, coin) for oracle, chosen, coin in situations]
-    assert_same_step(state, outcome, oracles, expected)
-
-
-# Many arenas at once
-
-
-def random_games(num_envs: int, num_steps: int, seed: int):
-    rng = np.random.default_rng(seed)
-    actions = rng.integers(0, 4, size=(num_steps, num_envs, 2))
-    return actions, rng.integers(0, 2, size=(num_steps, num_envs), dtype=np.bool_)
-
-
-def test_a_row_of_a_batch_equals_the_same_arena_alone():
-    actions, coins = random_games(num_envs=7, num_steps=60, seed=0)
-    table = rules.destination_table(3, 4)
-    batch = rules.initial_state(7, 3, 4)
-    alone = [rules.initial_state(1, 3, 4) for _ in range(7)]
-    for t in range(60):
-        together = rules.step(batch, table, actions[t], coins[t])
-        for e, state in enumerate(alone):
-            single = rules.step(state, table, actions[t, e : e + 1], coins[t, e : e + 1])
-            for whole, part in zip(together, single, strict=True):
-                np.testing.assert_array_equal(whole[e : e + 1], part)
-            np.testing.assert_array_equal(batch.cells[e], state.cells[0])
-            np.testing.assert_array_equal(batch.visited[e], state.visited[0])
-    assert batch.visited.any(axis=0).sum() > 6  # The games went somewhere.
-
-
-def test_outcome_of_a_step_is_not_touched_by_the_next():
-    actions, coins = random_games(num_envs=5, num_steps=20, seed=1)
-    state, table = rules.initial_state(5, 2, 2), rules.destination_table(2, 2)
-    first = rules.step(state, table, actions[0], coins[0])
-    seen = rules.observations(state)
-    kept = [array.copy() for array in (*first, seen)]
-    for t in range(1, 20):
-        rules.step(state, table, actions[t], coins[t])
-    for array, copy in zip((*first, seen), kept, strict=True):
-        np.testing.assert_array_equal(array, copy)
-
-
-def test_reset_envs_restarts_only_the_marked_arenas():
-    state = rules.initial_state(3, 2, 3)
-    state.cells[:] = (2, 3)
-    state.visited[:] = True
-    state.timesteps[:] = 9
-    rules.reset_envs(state, np.array([False, True, False]))
-    assert state.cells.tolist() == [[2, 3], [0, 5], [2, 3]]
-    assert state.visited.sum(axis=1).tolist() == [6, 0, 6]
-    assert state.timesteps.tolist() == [9, 0, 9]
-
-
-def test_shared_destination_table_is_read_only():
-    with pytest.raises(ValueError, match="read-only"):
-        rules.destination_table(2, 2)[0] = 1
-
-
-def test_rewards_are_float64_in_the_agents_order():
-    outcome = play(one_arena(3, 3, cells=(0, 8)), 3, 3, (RIGHT, LEFT))
-    assert outcome.rewards.dtype == np.float64
-    assert outcome.rewards.shape == (1, 2)
-    assert {array.dtype for array in outcome[1:]} == {np.dtype(np.bool_)}
+    for first, second in itertools.permutations(positions, 2):
+        for actions in itertools.product(range(4), repeat=2):
+            for coin in (AGENT1_FIRST, AGENT2_FIRST):
+                for fields in ((), positions):
+                    oracle = Oracle(height, width, [first, second], set(fields))
+                    state = one_arena(height, width, oracle.cells(), tuple(np.flatnonzero(oracle.visited())))
+                    assert_same_step(state, oracle, actions, coin)
 
 
 def test_random_agents_earn_what_the_reference_measured():
-    num_episodes, num_reference_episodes = 2000, 10_000
-    actions, coins = random_games(num_episodes, num_steps=100, seed=0)
-    state, table = rules.initial_state(num_episodes, 10, 10), rules.destination_table(10, 10)
-    outcomes = [rules.step(state, table, *inputs) for inputs in zip(actions, coins, strict=True)]
+    num_episodes, num_reference_episodes = 1000, 10_000
+    rng = np.random.default_rng(0)
+    returns, happened = np.zeros((num_episodes, 2)), np.zeros((num_episodes, 4))
+    for episode in range(num_episodes):
+        state = rules.initial_state(10, 10, rules.draw_coins(rng, 100))
+        for actions in rng.integers(0, 4, size=(100, 2)).tolist():
+            outcome = Outcome([0.0] * 2, [False] * 2, [False] * 2, [False] * 4)
+            rules.step(state, actions, None, outcome)
+            returns[episode] += outcome.rewards
+            happened[episode] += outcome.infos
 
-    returns = np.sum([outcome.rewards for outcome in outcomes], axis=0)
-    new_fields = np.sum([outcome.new_field_rewarded for outcome in outcomes], axis=0)
-    collisions = np.sum([outcome.collision for outcome in outcomes], axis=0)
     measured = {
         "sum": (returns.sum(axis=1), -8.27),
         "agent1": (returns[:, 0], 0.71),
         "agent2": (returns[:, 1], -8.98),
-        "new fields": (new_fields, 34.1),
-        "collisions": (collisions, 0.93),
+        "new fields": (happened[:, 2], 34.1),
+        "collisions": (happened[:, 0], 0.93),
     }
     for name, (per_episode, reference) in measured.items():
         # Both means are samples. Four standard errors of their difference: the seed is fixed, so no flakes.

@@ -272,7 +272,7 @@ REPLACED: dict[str, tuple[str, str, Any, str, Any]] = {
     "world of particles": (SPREAD, "World.integrate_state", core.World, "integrate_state", lambda *_: None),
     "layer of particles": (SPREAD, "AssertOutOfBoundsWrapper", AssertOutOfBoundsWrapper, "step", lambda *_: None),
     "rewards of the arena": ("arena", "ArenaEnv.step", ArenaEnv, "step", lambda *_: None),
-    "rules of the arena": ("marl_sb3/arena-v0", "rules.initial_state", rules, "initial_state", lambda *_: None),
+    "rules of the arena": ("marl_sb3/arena-v0", "rules.step", rules, "step", lambda *_: None),
     "pond": ("waterworld", "WaterworldEnv.step", WaterworldEnv, "step", lambda *_: None),
     "version": ("CartPole-v1", "has no compiled one", KNOWN, "gymnasium.envs.classic_control.cartpole", ("0",)),
 }
