@@ -77,7 +77,7 @@ def initial_state(height: int, width: int, coins: BoolArray) -> ArenaState:
     return ArenaState(height, width, len(coins), coins, [0, size - 1], np.zeros(size, np.bool_))
 
 
-def step(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
+def step(state: Any, actions: Any, rng: Any, outcome: Outcome) -> None:
     """Move both agents once, and write rewards, ends and what has happened into the outcome.
 
     An agent that runs into the other one stays where it is, as one that runs into a wall does.

@@ -59,7 +59,7 @@ def minibatches_on(device: th.device, rollout: Any) -> Callable[..., Iterable[An
 
     def get(batch_size: int) -> Iterator[Any]:
         order = th.as_tensor(np.random.permutation(len(actions)), device=device)  # noqa: NPY002 - SB3's stream
-        for chosen in order.split(batch_size):
+        for chosen in order.split(batch_size):  # type: ignore[no-untyped-call]
             if hasattr(rollout, "samples_drawn"):
                 rollout.samples_drawn += len(chosen)
             own = map_arrays(lambda tensor, chosen=chosen: tensor[chosen], seen)  # type: ignore[misc]

@@ -223,7 +223,7 @@ def named_arguments(stock: type[Any], *without: str) -> Callable[[_PolicyClass],
 
     def named(policy: _PolicyClass) -> _PolicyClass:
         def __init__(self: Any, *arguments: Any, **settings: Any) -> None:  # noqa: N807
-            super(policy, self).__init__(*arguments, **settings)
+            super(policy, self).__init__(*arguments, **settings)  # type: ignore[arg-type]
 
         of_memory = [each for each in signature(PolicyWithMemory).parameters.values() if each.kind is each.KEYWORD_ONLY]
         parameters = [*signature(stock.__init__).parameters.values(), *of_memory]
