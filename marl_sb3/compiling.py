@@ -230,12 +230,6 @@ def is_ours(function: Callable[..., Any]) -> bool:
     return Path(function.__code__.co_filename).is_relative_to(Path(__file__).parent)
 
 
-def _settings_of_numba() -> list[tuple[str, str]]:
-    """Return what numba was told by variables and by a file, such as `NUMBA_OPT`; code depends on some of it."""
-    given = numba.config._env_reloader.old_environ
-    return sorted(item for item in given.items() if item[0] not in _NOT_IN_CODE)
-
-
 class KernelCache:
     """The compiled code of one function, in a file for each list of argument types; numba asks for it and saves it.
 
@@ -284,7 +278,11 @@ class KernelCache:
     def _path(self, types: Any, target_context: Any) -> Path | None:
         if self._uses is None:
             return None
-        compiled_for = f"{types} {target_context.codegen().magic_tuple()} {_settings_of_numba()}"
+        # What numba was told by variables and by a file, such as `NUMBA_OPT`: code depends on some of it.
+        settings = sorted(
+            item for item in numba.config._env_reloader.old_environ.items() if item[0] not in _NOT_IN_CODE
+        )
+        compiled_for = f"{types} {target_context.codegen().magic_tuple()} {settings}"
         key = sha256(compiled_for.encode()).hexdigest()[:16]
         return Path(self.cache_path, f"{self._name}{self._uses}.{sys.implementation.cache_tag}.{key}.nbc")
 

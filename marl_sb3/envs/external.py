@@ -17,7 +17,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from marl_sb3.core.config import EXTERNAL, PositiveSeconds, require
-from marl_sb3.errors import ConfigError, shown
+from marl_sb3.errors import ConfigError, refuse, shown
 from marl_sb3.files import read_yaml
 from marl_sb3.types import AgentID
 
@@ -30,7 +30,7 @@ Space = spaces.Space[Any]
 def _box(where: str, low: Any = None, high: Any = None, shape: Any = None, dtype: str = "float32") -> Space:
     kind = np.dtype(dtype)
     if kind.kind not in "fiu":
-        raise ConfigError(f"{where}: dtype is {shown(dtype)}; accepted: floats or integers, such as float32", key=where)
+        refuse(f"{where}: dtype", dtype, "floats or integers, such as float32", where)
     bounds = [_without_null(bound, infinite) for bound, infinite in ((low, -math.inf), (high, math.inf))]
     arrays = [np.asarray(bound, dtype=np.float64) for bound in bounds]
     size = np.broadcast_shapes(*(array.shape for array in arrays)) if shape is None else tuple(shape)
@@ -77,8 +77,7 @@ def space_of(plain: Any, where: str) -> Space:
         ConfigError: it describes no space.
     """
     if not isinstance(plain, Mapping) or str(plain.get("kind")) not in _KINDS:  # a file may have a list there
-        kinds = ", ".join(_KINDS)
-        raise ConfigError(f"{where} is {shown(plain)}; accepted: a mapping with a kind of {kinds}", key=where)
+        refuse(where, plain, f"a mapping with a kind of {', '.join(_KINDS)}")
     arguments = {str(name): value for name, value in plain.items() if name != "kind"}
     try:
         return _KINDS[str(plain["kind"])](where, **arguments)
@@ -138,7 +137,7 @@ class ExternalEnv(ParallelEnv):  # type: ignore[misc]
     def __init__(self, agents: Mapping[AgentID, Any], episode_timeout_s: float = 60.0) -> None:
         if not isinstance(agents, Mapping) or not agents:
             accepted = "a mapping of agent ids to {observation_space: ..., action_space: ...}"
-            raise ConfigError(f"agents is {shown(agents)}; accepted: {accepted}", key="env.agents")
+            refuse("agents", agents, accepted, "env.agents")
         self.possible_agents = list(agents)
         self._spaces = {agent: _spaces_of(agent, entry) for agent, entry in agents.items()}
         self.episode_timeout_s = require("env.episode_timeout_s", episode_timeout_s, PositiveSeconds)
@@ -188,7 +187,7 @@ def _spaces_of(agent: AgentID, entry: Any) -> tuple[Space, Space]:
     names = ("observation_space", "action_space")
     where = f"env.agents.{agent}"
     if not isinstance(entry, Mapping) or set(entry) != set(names):
-        raise ConfigError(f"{where} is {shown(entry)}; accepted: {' and '.join(names)}", key=where)
+        refuse(where, entry, " and ".join(names))
     observation_space, action_space = (space_of(entry[name], f"{where}.{name}") for name in names)
     return observation_space, action_space
 
@@ -206,17 +205,17 @@ def read_external(path: str | Path) -> dict[str, Any]:
         ConfigError: it cannot be read, or says something else.
     """
     content = read_yaml(Path(path))
-    accepted = "a mapping with the keys agents and settings, of which agents is needed"
     if not isinstance(content, Mapping) or "agents" not in content or set(content) - {"agents", "settings"}:
-        raise ConfigError(f"{path} is {shown(content)}; accepted: {accepted}", key="external")
+        accepted = "a mapping with the keys agents and settings, of which agents is needed"
+        refuse(str(path), content, accepted, "external")
     settings = content.get("settings") or {}
     if not isinstance(settings, Mapping):
-        raise ConfigError(f"{path}: settings is {shown(settings)}; accepted: a mapping", key="external")
+        refuse(f"{path}: settings", settings, "a mapping", "external")
     try:
         ExternalEnv(content["agents"])
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}", key="external") from error
     more = settings.get("env_kwargs") or {}
     if not isinstance(more, Mapping):
-        raise ConfigError(f"{path}: settings.env_kwargs is {shown(more)}; accepted: a mapping", key="external")
+        refuse(f"{path}: settings.env_kwargs", more, "a mapping", "external")
     return {EXTERNAL: {**settings, "env_kwargs": {**more, "agents": content["agents"]}}}

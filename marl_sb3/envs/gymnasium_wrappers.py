@@ -19,7 +19,7 @@ from marl_sb3.core.envs import BENEATH, SingleAgentEnv, resize
 from marl_sb3.doors import EnvKind
 from marl_sb3.envs.tuples import KIND as TUPLES
 from marl_sb3.envs.tuples import AsAgents
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, refuse
 
 Env = gymnasium.Env[Any, Any]
 
@@ -205,7 +205,7 @@ def named_wrappers(given: Any) -> list[Named]:
         name, arguments = next(iter(each.items())) if isinstance(each, Mapping) and len(each) == 1 else (each, {})
         if name not in WRAPPERS or not isinstance(arguments or {}, Mapping):
             accepted = f"a name, {{name: arguments}} or a list of these; the names are {', '.join(WRAPPERS)}"
-            raise ConfigError(f"env_wrapper is {each!r:.200}; accepted: {accepted}", key="env_wrapper")
+            refuse("env_wrapper", each, accepted)
         named.append((name, dict(arguments or {})))
     return named
 

@@ -70,7 +70,9 @@ class TupleEnv(ParallelEnv):  # type: ignore[misc]
         if np.ndim(rewards) == 0:
             rewards = [rewards] * len(chosen)
         terminated, truncated = self._of_all("terminated", terminated), self._of_all("truncated", truncated)
-        if terminated and _stopped_by_limit(self.env.unwrapped):
+        inner: Any = self.env.unwrapped
+        # lbforaging calls its limit of steps a termination, too: then food is left.
+        if terminated and type(inner).__module__.startswith("lbforaging.") and np.any(inner.field):
             terminated, truncated = False, True
         parts = self._by_agent("observations", observations), self._by_agent("rewards", rewards)
         ends = (dict.fromkeys(self.possible_agents, end) for end in (terminated, truncated))
@@ -127,7 +129,8 @@ class TupleKind(EnvKind):
         both = _both(env)
         if not all(isinstance(space, spaces.Tuple) for space in both):
             return False
-        if _agents(env) == 0 and len(both[0]) == len(both[1]) > 1 and all(_has_equal_parts(space) for space in both):
+        are_alike = all(part == space[0] for space in both for part in space)
+        if _agents(env) == 0 and len(both[0]) == len(both[1]) > 1 and are_alike:
             _warn_of_one_agent(_name(env), len(both[0]))
         return all(len(space) == _agents(env) for space in both)
 
@@ -201,10 +204,6 @@ def _both(env: Any) -> list[Any]:
     return [getattr(env, name, None) for name in ("observation_space", "action_space")]
 
 
-def _has_equal_parts(space: Any) -> bool:
-    return all(part == space[0] for part in space)
-
-
 @cache
 def _warn_of_one_agent(name: str, parts: int) -> None:
     words = "env %s: observations and actions are tuples of %s equal parts, and are taken as those of one agent"
@@ -232,8 +231,3 @@ def _without_checker(env: Any) -> Any:
             outer.env = outer.env.env
         outer = outer.env
     return env
-
-
-def _stopped_by_limit(env: Any) -> bool:
-    """Whether food is left when an episode of lbforaging ends: it calls its limit of steps a termination, too."""
-    return type(env).__module__.startswith("lbforaging.") and bool(np.any(env.field))

@@ -19,7 +19,7 @@ from marl_sb3.core.state import SavedPart, State, StateReader, preserve_rng
 from marl_sb3.core.training import LocalRunner
 from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv, VecStep, assignment_rng
 from marl_sb3.doors import Assignment
-from marl_sb3.errors import ConfigError, described, require_known, shown
+from marl_sb3.errors import ConfigError, described, refuse, require_known, shown
 from marl_sb3.types import AgentID, Array, PolicyID, PolicyMappingFn
 
 
@@ -43,10 +43,8 @@ class SampledAssignment(Assignment):
         weights: Mapping[PolicyID, float] | None = None,
     ) -> None:
         if not isinstance(candidates, Mapping):
-            words = "a mapping of agents to lists of policies"
-            raise ConfigError(
-                f"SampledAssignment: candidates is {shown(candidates)}; accepted: {words}", key="policies"
-            )
+            accepted = "a mapping of agents to lists of policies"
+            refuse("SampledAssignment: candidates", candidates, accepted, "policies")
         self._candidates = {a: (own,) if isinstance(own, str) else tuple(own) for a, own in candidates.items()}
         self.weights = dict(weights or {})
         self._require_weights()
@@ -57,8 +55,8 @@ class SampledAssignment(Assignment):
             words = f"SampledAssignment: weights has policy {shown(policy_id)}"
             require_known(policy_id, known, words, "policies")
             if not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-                words = f"the weight of policy {policy_id!r} is {shown(weight)}; accepted: a number from 0 on"
-                raise ConfigError(f"SampledAssignment: {words}", key="policies")
+                name = f"SampledAssignment: the weight of policy {policy_id!r}"
+                refuse(name, weight, "a number from 0 on", "policies")
 
     @override
     def candidates(self, agents: Sequence[AgentID]) -> Mapping[AgentID, Sequence[PolicyID]]:

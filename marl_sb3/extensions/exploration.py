@@ -15,7 +15,7 @@ from marl_sb3.core.config import Decay, Points, PositiveFloat
 from marl_sb3.core.learners import LearnerOptions, LearnerPart, PolicySpec
 from marl_sb3.core.sb3 import Progress, distribution, log_prob, make_schedule, q_values
 from marl_sb3.core.state import SavedPart, State, StateReader, generator_state, is_plain, set_generator_state
-from marl_sb3.errors import ConfigError, shown
+from marl_sb3.errors import ConfigError, refuse, shown
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 
@@ -81,8 +81,7 @@ class Explorer(LearnerPart):
     @override
     def check(cls, value: Any) -> None:
         if not isinstance(value, Exploration):
-            accepted = "an object of a subclass of marl_sb3.Exploration in Python, in a PolicySpec"
-            raise ConfigError(f"exploration is {shown(value)}; accepted: {accepted}", key="exploration")
+            refuse("exploration", value, "an object of a subclass of marl_sb3.Exploration in Python, in a PolicySpec")
 
     def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
         self.exploration, self._progress = deepcopy(spec.exploration), options.progress_remaining

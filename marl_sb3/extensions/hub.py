@@ -19,7 +19,7 @@ from filelock import FileLock
 
 import marl_sb3
 from marl_sb3.doors import STORES, Store
-from marl_sb3.errors import ConfigError, MarlSb3Error
+from marl_sb3.errors import ConfigError, MarlSb3Error, refuse
 from marl_sb3.files import as_path, is_regular, path_is_usable, remove_folder, replaced_folder
 from marl_sb3.startup import require_extra
 
@@ -83,7 +83,7 @@ def require_repo(repo: str) -> str:
         ConfigError: it is not.
     """
     if not _REPO.fullmatch(repo) or ".." in repo:
-        raise ConfigError(f"--hub is {repo!r:.200}; accepted: OWNER/NAME", key="hub")
+        refuse("--hub", repo, "OWNER/NAME", "hub")
     return repo
 
 

@@ -63,7 +63,8 @@ class Parameters:
         centres: Any = self.obstacle_coord
         if centres is None:
             return
-        if not _is_sequence(centres) or not all(_is_sequence(centre) and _is_place(centre) for centre in centres):
+        pairs = _is_sequence(centres) and all(_is_sequence(centre) and len(centre) == 2 for centre in centres)
+        if not pairs or not all(_is_number(value, 0, 1) for centre in centres for value in centre):
             raise _refused("obstacle_coord", "a list of [x, y] with numbers from 0 to 1, or null", centres)
         if len(centres) != self.n_obstacles:
             words = f"as many centres as n_obstacles ({self.n_obstacles}), or null for random ones"
@@ -121,10 +122,6 @@ def _is_number(value: Any, lowest: float, highest: float) -> bool:
 
 def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _is_place(centre: Sequence[Any]) -> bool:
-    return len(centre) == 2 and all(_is_number(value, 0, 1) for value in centre)
 
 
 def _refused(name: str, accepted: str, value: Any) -> ConfigError:

@@ -61,6 +61,11 @@ class CentralCritic(CentralPart):
         """Return the (n,) values of (n, inputs)."""
         return self._made(inputs.shape[1]).values(inputs)
 
+    def final_values(self, rows: Any) -> FloatArray:
+        """Return the values of what the critic sees at the end of rows, (rows,) bool, whose agents were truncated."""
+        assert self._env is not None
+        return self.values(self._inputs.of_final(self._env.latest, rows))
+
     def seen(self) -> FloatArray:
         """Return what the critic sees now, (rows, inputs)."""
         if self._env is None:
@@ -73,11 +78,6 @@ class CentralCritic(CentralPart):
     def of_rows(self, rows: BoolArray | None) -> FloatArray:
         """Return what the critic sees for rows, (rows,) bool, that act next; None: for all."""
         return self.seen() if rows is None else self.seen()[rows]
-
-    def of_truncated(self, rows: BoolArray) -> FloatArray:
-        """Return what the critic sees at the end of rows, (rows,) bool, whose agents were truncated."""
-        assert self._env is not None
-        return self._inputs.of_final(self._env.latest, rows)
 
     def _columns(self, inputs: PolicyInputs) -> Mapping[str, Array]:
         """Return what the rollout buffer keeps of each transition besides; see `TurnAwareRollout.more_columns`."""
@@ -215,5 +215,4 @@ class CentralValues(Policy):
 
     @override
     def final_values(self, inputs: PolicyInputs) -> FloatArray:
-        assert inputs.chosen is not None
-        return self._critic.values(self._critic.of_truncated(inputs.chosen))
+        return self._critic.final_values(inputs.chosen)

@@ -40,7 +40,8 @@ class CentralInputs:
                 for group, seen in zip(self._env.groups, step.observations, strict=True)
             ]
             of_envs = np.concatenate([*parts, acting], axis=1)
-        return self._with_agents(of_envs)
+        rows: FloatArray = of_envs.repeat(len(self._rows.agents), axis=0)
+        return rows if self._who is None else np.concatenate([rows, self._who], axis=1)
 
     def of_final(self, step: VecStep, rows: BoolArray) -> FloatArray:
         """Return (n, inputs) for rows, (rows,) bool, whose agents were truncated: what the critic sees at their end."""
@@ -67,10 +68,6 @@ class CentralInputs:
                     of_group[place], there[column] = flat(group.observation_space, _batch(final))[0], 1.0
             parts.append(of_group.reshape(-1))
         return np.concatenate([*parts, there])
-
-    def _with_agents(self, of_envs: FloatArray) -> FloatArray:
-        rows: FloatArray = of_envs.repeat(len(self._rows.agents), axis=0)
-        return rows if self._who is None else np.concatenate([rows, self._who], axis=1)
 
 
 def _at(seen: Any, index: int) -> Any:

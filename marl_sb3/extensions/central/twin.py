@@ -38,7 +38,7 @@ from marl_sb3.extensions.central.critic import CentralCritic
 from marl_sb3.extensions.central.inputs import CentralInputs
 from marl_sb3.extensions.central.part import MOST_INPUTS, SAVED_NET, CentralPart, read_net, read_seed, saved_net
 from marl_sb3.extensions.central.team import Team, next_actions
-from marl_sb3.types import Array, FloatArray, PolicyID
+from marl_sb3.types import Array, PolicyID
 
 # --- Replay buffers --------------------------------------------------------------------------------------------------
 
@@ -194,18 +194,6 @@ class TwinCritics(CentralPart, ActingWatcher):
         return self
 
     @override
-    def begin_episodes(self, step: VecStep) -> None:
-        pass
-
-    @override
-    def restart_envs(self, env_indices: Sequence[int]) -> None:
-        pass
-
-    @override
-    def after_step(self, step: VecStep) -> None:
-        pass
-
-    @override
     def before_step(self, step: VecStep, acted: Mapping[PolicyID, Acted], actions: Sequence[Array]) -> None:
         seen, done = self._inputs.of_rows(step), self._team.acted(acted).repeat(self._places, axis=0)
         if (self._before.shape, self._done.shape) != (seen.shape, done.shape):  # it is the first step
@@ -320,18 +308,15 @@ class TwinCritics(CentralPart, ActingWatcher):
     def read_state(self, saved: StateReader | SavedPart) -> Callable[[], None]:
         of_learner = ["widths", "critics", "targets"] if self._learns_here else []
         saved.require_names([*of_learner, "rows", "before", "done"])
-        put_open = self._read_open(saved)
+        rows, before = saved.integer("rows", 0), np.zeros((0, 0), np.float32)
+        opened = {"_before": before, "_done": before}
+        if rows:
+            opened = {f"_{name}": saved.array(name, np.float32, (rows, None)) for name in ("before", "done")}
+
+        def put_open() -> None:
+            vars(self).update(opened)
+
         return in_order([put_open, self._read_critics(saved)]) if self._learns_here else put_open
-
-    def _read_open(self, saved: StateReader | SavedPart) -> Callable[[], None]:
-        rows = saved.integer("rows", 0)
-        if not rows:
-            return lambda: self._set_open(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32))
-        before, done = (saved.array(name, np.float32, (rows, None)) for name in ("before", "done"))
-        return lambda: self._set_open(before, done)
-
-    def _set_open(self, before: FloatArray, done: FloatArray) -> None:
-        self._before, self._done = before, done
 
     def _read_critics(self, saved: StateReader | SavedPart) -> Callable[[], None]:
         items = saved.listed("widths", len(Joint._fields))

@@ -68,14 +68,11 @@ def is_picture(frame: Any) -> bool:
 def legend_of(metadata: Mapping[str, Any]) -> dict[str, Colour]:
     """The legend in an env's metadata: `metadata["legend"] = {"agent1": (29, 91, 214), ...}`, RGB from 0 to 255."""
     entries = metadata.get("legend")
-    if not isinstance(entries, Mapping) or not all(map(_is_colour, entries.values())):
+    colours = list(entries.values()) if isinstance(entries, Mapping) else [None]
+    triples = all(isinstance(each, Sequence) and len(each) == 3 for each in colours)
+    if not triples or not all(isinstance(part, int) and 0 <= part < 256 for each in colours for part in each):
         return {}  # the env uses this key for something else
     return {str(name): tuple(colour) for name, colour in entries.items()}
-
-
-def _is_colour(value: Any) -> bool:
-    is_triple = isinstance(value, Sequence) and len(value) == 3
-    return is_triple and all(isinstance(part, int) and 0 <= part < 256 for part in value)
 
 
 def _cells(scene: Scene, legend: Mapping[str, Colour]) -> list[tuple[str, Colour | None]]:

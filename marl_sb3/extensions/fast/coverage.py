@@ -81,7 +81,8 @@ class Reliance:
         ]
         others = [each for each in self._stood_for if not isinstance(each, th.Tensor)]  # a class of C
         kinds = dict.fromkeys(map(type, [algorithm, *self._modules, *others]))
-        self._bases = list(dict.fromkeys(base for kind in kinds for base in kind.__mro__ if _is_of_library(base)))
+        bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__)
+        self._bases = [base for base in bases if base.__module__.partition(".")[0] in _LIBRARIES]
         self._of_bases = [dict(vars(base)) for base in self._bases]
         # Those that compute with parts of theirs; the layers have their parameters among the tensors.
         self._with_parts = {
@@ -204,10 +205,6 @@ _AROUND = tuple(
 
 # What makes an object computes nothing afterwards. PyTorch itself replaces these when it exports or compiles something.
 _MAKING = ("__init__", "__setstate__")
-
-
-def _is_of_library(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in _LIBRARIES
 
 
 def replaced_method(kind: type) -> str | None:
@@ -404,10 +401,6 @@ def lstms_of(policy: Any) -> list[Any]:
     return [lstm for lstm in (policy.lstm_actor, policy.lstm_critic) if lstm is not None]
 
 
-def _is_plain(lstm: Any) -> bool:
-    return type(lstm) is nn.LSTM and bool(lstm.bias) and not (lstm.proj_size or lstm.bidirectional)
-
-
 def _lstm_weights(policy: Any) -> list[Any]:
     return [weight for lstm in lstms_of(policy) for weight in lstm.parameters()]
 
@@ -421,7 +414,10 @@ def memory_coverage(algorithm: Any) -> Reliance | str:
     reason = first_reason(
         {
             "lstm_kwargs": set(policy.lstm_kwargs) - {"dropout"},
-            "LSTMs of another kind": not all(map(_is_plain, lstms_of(policy))),
+            "LSTMs of another kind": not all(
+                type(each) is nn.LSTM and each.bias and not (each.proj_size or each.bidirectional)
+                for each in lstms_of(policy)
+            ),
             "a critic of another kind": policy.critic is not None and type(policy.critic) is not nn.Linear,
         }
     )

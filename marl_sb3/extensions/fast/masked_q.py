@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -59,9 +59,7 @@ class WithMasks(Lines):
         if not all(piece.any(axis=-1).all() for _, piece in pieces(file.arrays, "next_masks")):
             raise CheckpointError(f"{file.name}: next_masks forbid every action")
 
-
-class _MaskedLines(WithMasks):
-    """The same for buffers of which SB3 draws the rows itself."""
+    # Where each kind of buffer knows which transitions it draws.
 
     def _get_samples(self, batch_inds: Array, env: Any = None) -> Any:
         before = np.random.get_state()  # noqa: NPY002 - SB3 draws the same rows once more
@@ -69,79 +67,47 @@ class _MaskedLines(WithMasks):
         np.random.set_state(before)  # noqa: NPY002
         return super()._get_samples(batch_inds, env)
 
-
-class MaskedReplayBuffer(_MaskedLines, TransitionReplayBuffer):
-    """A `TransitionReplayBuffer` with masks."""
-
-    names = (*TransitionReplayBuffer.names, "next_masks")
-
-
-class MaskedDictReplayBuffer(_MaskedLines, TransitionDictReplayBuffer):
-    """The same for `Dict` observations."""
-
-    names = (*TransitionDictReplayBuffer.names, "next_masks")
-
-
-class _MaskedSteps(WithMasks):
-    """The same for returns over several steps: the masks are those after the last of them."""
-
     def _last_steps(self, lines: Array, columns: Array) -> Array:
+        """Note the masks after the last step of returns over several; see `NStepBuffer`."""
         last: Array = super()._last_steps(lines, columns)  # type: ignore[misc]
         self._note_drawn(lines[np.arange(len(last)), last], columns[:, 0])
         return last
 
-
-class MaskedNStepBuffer(_MaskedSteps, NStepBuffer):
-    """An `NStepBuffer` with masks."""
-
-    names = (*NStepBuffer.names, "next_masks")
-
-
-class MaskedNStepDictBuffer(_MaskedSteps, NStepDictBuffer):
-    """The same for `Dict` observations."""
-
-    names = (*NStepDictBuffer.names, "next_masks")
-
-
-class MaskedCompactBuffer(WithMasks, CompactBuffer):
-    """A `CompactBuffer` with masks."""
-
-    names = (*CompactBuffer.names, "next_masks")
-
     def _samples_at(self, lines: Array, columns: Array, env: Any) -> Any:
         self._note_drawn(lines, columns)
-        return super()._samples_at(lines, columns, env)
-
-
-class MaskedHindsightBuffer(WithMasks, HindsightBuffer):
-    """A `HindsightBuffer` with masks, which do not depend on the goal."""
-
-    names = (*HindsightBuffer.names, "next_masks")
+        return super()._samples_at(lines, columns, env)  # type: ignore[misc]
 
     def _get_real_samples(self, batch_indices: Array, env_indices: Array, env: Any = None) -> Any:
-        self._note_drawn(batch_indices, env_indices)
-        return super()._get_real_samples(batch_indices, env_indices, env)
+        self._note_drawn(batch_indices, env_indices)  # which do not depend on the goal; see `HindsightBuffer`
+        return super()._get_real_samples(batch_indices, env_indices, env)  # type: ignore[misc]
 
     def _get_virtual_samples(self, batch_indices: Array, env_indices: Array, env: Any = None) -> Any:
         real = self.drawn_masks  # which SB3 puts first
         self._note_drawn(batch_indices, env_indices)
         self.drawn_masks = np.concatenate([real, self.drawn_masks])
-        return super()._get_virtual_samples(batch_indices, env_indices, env)
+        return super()._get_virtual_samples(batch_indices, env_indices, env)  # type: ignore[misc]
+
+
+def with_columns(mixin: type[Lines], stock: type[Lines], *names: str) -> type[Lines]:
+    """Return a replay buffer that has the columns of a mixin, too."""
+    members = {"names": (*stock.names, *names), "__doc__": mixin.__doc__, "__module__": mixin.__module__}
+    return type(f"{mixin.__name__}{stock.__name__}", (mixin, stock), members)
 
 
 # --- Algorithms ------------------------------------------------------------------------------------------------------
+
+
+_STOCK: Sequence[type[Lines]] = (
+    *(TransitionReplayBuffer, TransitionDictReplayBuffer, NStepBuffer, NStepDictBuffer),
+    *(CompactBuffer, HindsightBuffer),
+)
 
 
 class MaskedQLearning(LearnsInTrainings, QLearning):
     """A base class in front of DQN or QR-DQN: no forbidden action is taken, or counts as the best one of a target."""
 
     replay_buffers: ClassVar[Mapping[type[Lines], type[Lines]]] = {
-        TransitionReplayBuffer: MaskedReplayBuffer,
-        TransitionDictReplayBuffer: MaskedDictReplayBuffer,
-        NStepBuffer: MaskedNStepBuffer,
-        NStepDictBuffer: MaskedNStepDictBuffer,
-        CompactBuffer: MaskedCompactBuffer,
-        HindsightBuffer: MaskedHindsightBuffer,
+        stock: with_columns(WithMasks, stock, "next_masks") for stock in _STOCK
     }
 
     def acting_kernels(self) -> Any:

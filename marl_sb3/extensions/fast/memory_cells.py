@@ -14,7 +14,7 @@ from sb3_contrib.common.recurrent.policies import (
 from torch import nn
 from typing_extensions import override
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import refuse
 
 Cell = Literal["lstm", "gru"]
 Memory = tuple[th.Tensor, th.Tensor]
@@ -69,8 +69,7 @@ class MemoryPolicy(RecurrentActorCriticPolicy):
 
     def __init__(self, *arguments: Any, cell: Cell = "lstm", **settings: Any) -> None:
         if cell not in get_args(Cell):
-            words = f"cell is {cell!r}; accepted: {' or '.join(get_args(Cell))}"
-            raise ConfigError(words, key="policy_kwargs.cell")
+            refuse("cell", cell, " or ".join(get_args(Cell)), "policy_kwargs.cell")
         super().__init__(*arguments, **settings)
         if cell == "lstm":
             return

@@ -36,7 +36,10 @@ class EpisodesToCome:
     def __init__(self, env: BatchedVecEnv, most: int) -> None:
         batch: Any = env.batch
         self.made_for = (env.run_seed, batch.states.dtype)
-        words = _words_of(env.run_seed) if batch.rules.begins_compiled else []
+        words: list[int] = []
+        if batch.rules.begins_compiled:  # the 32-bit words of the seed, as `SeedSequence` takes them, and two more
+            words = [env.run_seed >> bits & 0xFFFFFFFF for bits in range(0, max(1, env.run_seed.bit_length()), 32)]
+            words += [*[0] * (4 - len(words)), 0, 0]
         self.entropy = np.array(words, np.uint64)  # see `Coming`
         most = 0 if len(self.entropy) else most
         self.states = np.zeros((env.num_envs, most), batch.states.dtype).view(np.recarray)
@@ -166,7 +169,8 @@ class RolloutCall:
         took_s = time.perf_counter() - began_s
         for finished, lines in ends:
             episodes += self._episodes(finished, lines, began_s, took_s)
-        self._put_counts()
+        for number, own in enumerate(tracker.accumulators.values()):
+            own.so_far, own.count = self._running.metrics[number], self._running.counts[number]
         tracker.episodes.extend(episodes)
         return self._conclude(np.concatenate([finished.places[:lines] for finished, lines in ends])), episodes
 
@@ -279,10 +283,6 @@ class RolloutCall:
 
     # --- What it leaves ----------------------------------------------------------------------------------------------
 
-    def _put_counts(self) -> None:
-        for number, own in enumerate(self._tracker.accumulators.values()):
-            own.so_far, own.count = self._running.metrics[number], self._running.counts[number]
-
     def _episodes(self, finished: Any, lines: int, began_s: float, took_s: float) -> Iterator[Episode]:
         """Make the episodes that have ended; they took their share of the time of the call."""
         tracker, agents = self._tracker, self._env.agents
@@ -386,12 +386,6 @@ class RolloutCall:
             if "FEATURES" not in processing.columns:
                 actor.policy.kernels.inputs(actor.rows.observations(observed))  # type: ignore[attr-defined]
         return EnvError("the env has returned observations that are not in its space")
-
-
-def _words_of(run_seed: int) -> list[int]:
-    """Return the 32-bit words of a seed, as `SeedSequence` takes them, and places for two more."""
-    words = [run_seed >> bits & 0xFFFFFFFF for bits in range(0, max(1, run_seed.bit_length()), 32)]
-    return [*words, *[0] * (4 - len(words)), 0, 0]
 
 
 def _places(rows: PolicyRows) -> Array:

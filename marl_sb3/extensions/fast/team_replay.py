@@ -28,7 +28,7 @@ from marl_sb3.core.off_policy import (
 from marl_sb3.core.processing import Processing
 from marl_sb3.core.vec_env import VecStep, map_arrays
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.fast.masked_q import WithMasks
+from marl_sb3.extensions.fast.masked_q import WithMasks, with_columns
 from marl_sb3.types import Array, FloatArray
 
 # --- The replay buffer -----------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ class TeamBatch(NamedTuple):
     next_states: th.Tensor  # (B, d) float32
 
 
-class _OfTeams(WithMasks):
+class OfTeams(WithMasks):
     """Mixin for a replay buffer: the rows of a team are side by side, and drawn together.
 
     A line has places for all rows of all envs, as in SB3; a transition of a team takes the places of one env, those of
@@ -171,16 +171,10 @@ class _OfTeams(WithMasks):
         return self.to_torch(of_teams[:, : self.state_size])
 
 
-class TeamReplayBuffer(_OfTeams, TransitionReplayBuffer):
-    """A replay buffer of whole teams."""
-
-    names = (*TransitionReplayBuffer.names, "next_masks", "present")
-
-
-class TeamDictReplayBuffer(_OfTeams, TransitionDictReplayBuffer):
-    """The same for `Dict` observations."""
-
-    names = (*TransitionDictReplayBuffer.names, "next_masks", "present")
+TeamReplayBuffer, TeamDictReplayBuffer = (
+    with_columns(OfTeams, stock, "next_masks", "present")
+    for stock in (TransitionReplayBuffer, TransitionDictReplayBuffer)
+)
 
 
 # --- Experience ------------------------------------------------------------------------------------------------------

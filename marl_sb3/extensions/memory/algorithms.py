@@ -29,7 +29,7 @@ from marl_sb3.core.off_policy import (
     TransitionReplayBuffer,
 )
 from marl_sb3.core.sb3 import States, critic_states, initial_states
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, refuse
 from marl_sb3.extensions.memory.networks import (
     PolicyWithMemory,
     RecurrentDQNCnnPolicy,
@@ -107,7 +107,7 @@ class WithMemory(_Base):
         for name, length in lengths.items():  # settings are checked already, but not those of a class on its own
             least = 0 if name == "burn_in" else 1
             if not isinstance(length, (int, np.integer)) or length < least:
-                raise ConfigError(f"{name} is {length!r}; accepted: an integer from {least} on", key=name)
+                refuse(name, length, f"an integer from {least} on")
         for name in ("optimize_memory_usage", "use_sde"):
             if settings.get(name):
                 words = f"{name} is true, which {type(self).__name__} does not have; accepted: false"
@@ -147,11 +147,8 @@ class WithMemory(_Base):
             TransitionDictReplayBuffer: partial(of_dict, gamma=self.gamma),
             NStepBuffer: of_one,
             NStepDictBuffer: of_dict,
-            HindsightBuffer: self._refuse_goals,
+            HindsightBuffer: lambda *_, **__: self._refuse_single_transitions(HerReplayBuffer),
         }
-
-    def _refuse_goals(self, *_: Any, **__: Any) -> None:
-        self._refuse_single_transitions(HerReplayBuffer)
 
     def explore(self, outputs: th.Tensor) -> Array:
         """Return actions for (rows, size) outputs of the memory, as `predict` chooses them without `deterministic`."""

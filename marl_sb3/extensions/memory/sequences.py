@@ -124,7 +124,7 @@ class Sequences(RowRings):
         burning = np.arange(burn_in.max(initial=0))[:, None]
         return SequenceBatch(
             self._states_at(first),
-            self._burnt((first[0] + np.minimum(burning, burn_in)) % self.buffer_size, columns, env),
+            self._seen(self.observations, ((first[0] + np.minimum(burning, burn_in)) % self.buffer_size, columns), env),
             th.as_tensor(burn_in),
             self._observations(starts, columns, held, env),
             *self._returns(starts, columns, lengths, held, env),
@@ -152,9 +152,6 @@ class Sequences(RowRings):
         states = np.zeros((self.num_states, kept.shape[2], len(kept), kept.shape[3]), dtype=np.float32)
         states[self.kept_states] = kept.transpose(1, 2, 0, 3)
         return tuple(self.to_torch(states))
-
-    def _burnt(self, lines: Array, columns: Array, env: VecNormalize | None) -> Observed:
-        return self._seen(self.observations, (lines, columns), env)
 
     def _observations(self, starts: Array, columns: Array, held: Array, env: VecNormalize | None) -> Observed:
         """Return the observations of `held` transitions each, and the one after the last, which is repeated."""

@@ -21,7 +21,7 @@ from marl_sb3.core.policies import activation_name
 from marl_sb3.core.sb3 import reset_optimizers
 from marl_sb3.core.state import Checkpoint, StateReader, copies, find_files, store_of
 from marl_sb3.doors import STORES
-from marl_sb3.errors import CheckpointError, ConfigError, require_known
+from marl_sb3.errors import CheckpointError, ConfigError, refuse, require_known
 from marl_sb3.extensions.transfer.sb3_files import sb3_weights
 from marl_sb3.types import PolicyID
 
@@ -65,7 +65,7 @@ def parse_init_from(text: str) -> InitFrom:
     if not colon or (len(path) == 1 and source_id[:1] in ("\\", "/")):  # the colon of a drive
         path, colon, source_id = rest, "", ""
     if not path or (equals and not policy_id) or (colon and not source_id):
-        raise ConfigError(f"--init-from is {text!r}; accepted: {ACCEPTED}", key="init_from")
+        refuse("--init-from", text, ACCEPTED, "init_from")
     return InitFrom(Path(path), policy_id or None, source_id or None)
 
 

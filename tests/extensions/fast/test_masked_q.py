@@ -17,7 +17,6 @@ from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.off_policy import Transitions
 from marl_sb3.core.state import TensorFile
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError
-from marl_sb3.extensions.fast import masked_q
 
 SMALL = {"buffer_size": 60, "learning_starts": 4, "batch_size": 8, "train_freq": 2, "policy_kwargs": {"net_arch": [4]}}
 PAIRS = {
@@ -135,12 +134,12 @@ def test_a_wrong_mask_at_the_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 NUMBERS = spaces.Box(0, 255, (1,))
 GOALS = spaces.Dict(dict.fromkeys(("observation", "achieved_goal", "desired_goal"), NUMBERS))
 OF_BUFFERS: dict[str, tuple[spaces.Space[Any], dict[str, Any]]] = {
-    "MaskedReplayBuffer": (NUMBERS, {}),
-    "MaskedDictReplayBuffer": (GOALS, {}),
-    "MaskedNStepBuffer": (NUMBERS, {"n_steps": 3, "gamma": 0.9}),
-    "MaskedNStepDictBuffer": (GOALS, {"n_steps": 3, "gamma": 0.9}),
-    "MaskedCompactBuffer": (NUMBERS, {"optimize_memory_usage": True, "handle_timeout_termination": False}),
-    "MaskedHindsightBuffer": (GOALS, {}),
+    "TransitionReplayBuffer": (NUMBERS, {}),
+    "TransitionDictReplayBuffer": (GOALS, {}),
+    "NStepBuffer": (NUMBERS, {"n_steps": 3, "gamma": 0.9}),
+    "NStepDictBuffer": (GOALS, {"n_steps": 3, "gamma": 0.9}),
+    "CompactBuffer": (NUMBERS, {"optimize_memory_usage": True, "handle_timeout_termination": False}),
+    "HindsightBuffer": (GOALS, {}),
 }
 
 
@@ -160,8 +159,9 @@ def bits(numbers: np.ndarray) -> np.ndarray:
 def filled(name: str) -> Any:
     """A buffer of two rows that has gone round once; the mask of an observation has the bits of its number."""
     space, settings = OF_BUFFERS[name]
-    goals = {"goals": NoRewards()} if name == "MaskedHindsightBuffer" else {}
-    buffer = getattr(masked_q, name)(60, space, spaces.Discrete(8), device="cpu", n_envs=2, **settings, **goals)
+    goals = {"goals": NoRewards()} if name == "HindsightBuffer" else {}
+    (kind,) = (own for stock, own in marl_sb3.MaskableDQN.replay_buffers.items() if stock.__name__ == name)
+    buffer: Any = kind(60, space, spaces.Discrete(8), device="cpu", n_envs=2, **settings, **goals)
     for step in range(45):
         seen, following = (np.array([[1.0 + at], [101.0 + at]], np.float32) for at in (step, step + 1))
         observed, observed_next = (dict.fromkeys(GOALS, each) if space is GOALS else each for each in (seen, following))
@@ -183,11 +183,11 @@ def test_every_buffer_draws_the_masks_of_the_next_observations_that_it_draws(nam
 
 
 def test_a_checkpoint_whose_masks_forbid_everything_is_refused() -> None:
-    buffer = filled("MaskedReplayBuffer")
+    buffer = filled("TransitionReplayBuffer")
     buffer.next_masks[3, 1] = False
     file = TensorFile("replay-000", buffer.tensors())
     with pytest.raises(CheckpointError, match="replay-000: next_masks forbid every action"):
-        filled("MaskedReplayBuffer").require_columns(file, 30, 2)
+        filled("TransitionReplayBuffer").require_columns(file, 30, 2)
 
 
 # --- The target ------------------------------------------------------------------------------------------------------
