@@ -31,7 +31,7 @@ from marl_sb3.core.on_policy import (
 )
 from marl_sb3.core.sb3 import States, calls_lstm_as_sb3
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.fast.coverage import Reliance, first_reason, memory_coverage, sequence_coverage
+from marl_sb3.extensions.fast.coverage import PathStillValid, first_reason, memory_coverage, sequence_coverage
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts
 from marl_sb3.extensions.fast.hybrid_masks import HybridMaskablePolicy, HybridMaskedActions, joined_masks
 from marl_sb3.extensions.fast.joined_actions import JoinedActions
@@ -110,7 +110,7 @@ class RecurrentPPO(FusedOnPolicy, FusedRollouts, sb3_contrib.RecurrentPPO):
     }
 
     @override
-    def coverage(self) -> Reliance | str:
+    def coverage(self) -> PathStillValid | str:
         """See `TwoPaths.coverage`; the layers do not matter where PyTorch computes them."""
         buffer = type(self.rollout_buffer)
         reason = first_reason(
@@ -122,9 +122,9 @@ class RecurrentPPO(FusedOnPolicy, FusedRollouts, sb3_contrib.RecurrentPPO):
         if reason is not None:
             return reason
         for covered in (sequence_coverage(self), memory_coverage(self)):
-            if isinstance(covered, Reliance) and covered.why_not() is None:
+            if isinstance(covered, PathStillValid) and covered.why_not() is None:
                 return covered
-        return Reliance(self, [], settings=[(self, ["rollout_buffer"])])
+        return PathStillValid(self, [], settings=[(self, ["rollout_buffer"])])
 
     @override
     def path_and_reason(self) -> tuple[str, str]:
@@ -134,12 +134,12 @@ class RecurrentPPO(FusedOnPolicy, FusedRollouts, sb3_contrib.RecurrentPPO):
         return (path, why_not) if path == "fused" and why_not else (path, reason)
 
     @override
-    def _in_kernels_form(self, reliance: Reliance) -> Any:
-        if not reliance.layers:
+    def _in_kernels_form(self, validity: PathStillValid) -> Any:
+        if not validity.layers:
             return None
         from marl_sb3.extensions.fast.fused_recurrent import FusedRecurrentPolicy
 
-        return FusedRecurrentPolicy(self.policy, reliance.trains)
+        return FusedRecurrentPolicy(self.policy, validity.trains)
 
     @override
     def _update_class(self, fused: FusedRecurrentPolicy) -> type[FusedSequenceUpdate] | None:

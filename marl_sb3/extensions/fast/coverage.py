@@ -1,7 +1,7 @@
-"""What the fused kernels rely on: plain MLPs on vectors, optimizers that they have, and no code besides.
+"""Which policies the fused kernels cover: plain MLPs on vectors with known optimizers, without changed methods.
 
-`Reliance` checks, for all algorithms, what somebody may change in a policy later. The functions below say which
-classes, spaces and settings the kernels know at all. PyTorch trains all else.
+The functions say which classes, spaces and settings the kernels know; PyTorch trains all else. `PathStillValid` notices
+when somebody changes a covered policy later.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from marl_sb3.extensions.fast.kernel_tables import OPTIMIZERS, linears, paramete
 ACTIVATIONS = (nn.Tanh, nn.ReLU)  # in the order of the constants in `kernels.layers`
 
 
-class Reliance:
-    """What the kernels of one algorithm rely on, so that they compute what PyTorch would.
+class PathStillValid:
+    """Whether the fused path of one algorithm still computes what PyTorch would.
 
-    They stand for the calls of all modules of the policy, read the parameters of its linear layers, and train them as
-    the optimizers would.
+    The kernels replace the calls of all modules of the policy, and the steps of the optimizers. That is right only
+    while the modules, the methods, the tensors and the optimizers are those that the kernels were made for.
 
     Args:
         algorithm: the algorithm; it has its policy for good.
         layers: the linear layers that the kernels run.
         others: the tensors that the kernels read besides the parameters of these layers.
-        trained: each optimizer that the kernels stand for, with the parameters that it has to hold, in order.
+        trained: each optimizer that the kernels replace, with the parameters that it has to hold, in order.
         optimizers: the classes of optimizers that the kernels have.
-        settings: objects with the names of those of their attributes that decide whether they are covered. The kernels
-            stand for the methods of these objects and of the attributes.
+        settings: objects with the names of the attributes that decide whether the kernels cover them. The kernels
+            replace the methods of these objects and of the attributes.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Reliance:
         self.layers = list(layers)  # those layers
         self._others = list(others)
         self._trained = [(optimizer, list(parameters)) for optimizer, parameters in trained]
-        self.trains = bool(self._trained)  # whether the kernels stand for an optimizer
+        self.trains = bool(self._trained)  # whether the kernels replace an optimizer
         self._optimizers = optimizers
         self._settings = [(owner, list(names)) for owner, names in settings]
         self._modules = list(self._policy.modules())
@@ -97,7 +97,7 @@ class Reliance:
         self._memory = [tensor.detach() for tensor in self._tensors() if tensor is not None]
 
     def why_not(self) -> str | None:
-        """Return the reason why the kernels would not compute what PyTorch does, as a string; None if they do."""
+        """Return why the kernels would not compute what PyTorch does; None if they would."""
         if _any_hook(self._hooks):
             return "hooks of the network"
         replaced = next(filter(has_replaced_methods, [*self._modules, *self._stood_for]), None)
@@ -196,7 +196,7 @@ def _methods(owner: Any) -> frozenset[str]:
     return frozenset(name for base in owner.__mro__ for name, member in vars(base).items() if isinstance(member, kinds))
 
 
-# Classes that the kernels stand for, and functions that these libraries put around methods, such as `no_grad`.
+# Classes whose methods the kernels replace, and functions that these libraries put around methods, such as `no_grad`.
 _LIBRARIES = ("stable_baselines3", "sb3_contrib", "torch")
 _AROUND = tuple(
     str(Path(str(module.__file__)).parent / name) for module, name in ((th, ""), (typing_extensions, "typ"))
@@ -289,7 +289,7 @@ def _is_frozen_or_hooked(tensor: Any) -> bool:
 def why_not_optimizer(
     optimizer: th.optim.Optimizer, kinds: Sequence[type[th.optim.Optimizer]] = (th.optim.Adam,)
 ) -> str | None:
-    """Return the reason why the kernels of these kinds do not cover an optimizer, as a string; None if they do."""
+    """Return why the kernels of these kinds do not cover an optimizer; None if they do."""
     if type(optimizer) not in kinds:
         return f"optimizer {type(optimizer).__name__}"
     settings = optimizer.param_groups[0]
@@ -361,8 +361,8 @@ _BUFFERS = (
 )
 
 
-def update_coverage(algorithm: Any) -> Reliance | str:
-    """Return what the kernels rely on to train this PPO, A2C or MaskablePPO, or the reason why they cannot."""
+def update_coverage(algorithm: Any) -> PathStillValid | str:
+    """Return the checks for training this PPO, A2C or MaskablePPO by kernels, or why that is impossible."""
     buffer = type(algorithm.rollout_buffer)
     others = {
         "imitation_data": algorithm.has_more_losses,
@@ -372,16 +372,16 @@ def update_coverage(algorithm: Any) -> Reliance | str:
         return reason
     policy = algorithm.policy
     trained = [(policy.optimizer, policy.parameters())]
-    return _actor_critic_reliance(algorithm, ["rollout_buffer"], trained=trained, optimizers=[*OPTIMIZERS])
+    return _valid_for_actor_critic(algorithm, ["rollout_buffer"], trained=trained, optimizers=[*OPTIMIZERS])
 
 
-def acting_coverage(algorithm: Any) -> Reliance | str:
-    """Return what the kernels rely on to act for an algorithm that PyTorch trains, or the reason why they cannot."""
-    return _why_not_actor_critic(algorithm) or _actor_critic_reliance(algorithm, ["rollout_buffer"])
+def acting_coverage(algorithm: Any) -> PathStillValid | str:
+    """Return the checks for acting by kernels where PyTorch trains, or why that is impossible."""
+    return _why_not_actor_critic(algorithm) or _valid_for_actor_critic(algorithm, ["rollout_buffer"])
 
 
-def sequence_coverage(algorithm: Any) -> Reliance | str:
-    """Return what the kernels rely on to act for this RecurrentPPO and to train it, or the reason why they cannot."""
+def sequence_coverage(algorithm: Any) -> PathStillValid | str:
+    """Return the checks for acting and training by kernels for this RecurrentPPO, or why that is impossible."""
     acting = memory_coverage(algorithm)
     if isinstance(acting, str):
         return acting
@@ -391,7 +391,7 @@ def sequence_coverage(algorithm: Any) -> Reliance | str:
     )
     trained = [(policy.optimizer, policy.parameters())]
     weights = _lstm_weights(policy)
-    return reason or _actor_critic_reliance(
+    return reason or _valid_for_actor_critic(
         algorithm, ["rollout_buffer"], weights, trained=trained, optimizers=[*OPTIMIZERS]
     )
 
@@ -405,8 +405,8 @@ def _lstm_weights(policy: Any) -> list[Any]:
     return [weight for lstm in lstms_of(policy) for weight in lstm.parameters()]
 
 
-def memory_coverage(algorithm: Any) -> Reliance | str:
-    """Return what the kernels rely on to act for this RecurrentPPO in rollouts, or the reason why they cannot."""
+def memory_coverage(algorithm: Any) -> PathStillValid | str:
+    """Return the checks for acting by kernels in rollouts of this RecurrentPPO, or why that is impossible."""
     policy = algorithm.policy
     reason = _why_not_actor_critic(algorithm, _RECURRENT_POLICIES)
     if reason is not None:
@@ -421,12 +421,12 @@ def memory_coverage(algorithm: Any) -> Reliance | str:
             "a critic of another kind": policy.critic is not None and type(policy.critic) is not nn.Linear,
         }
     )
-    return reason or _actor_critic_reliance(algorithm, ["rollout_buffer"], _lstm_weights(policy))
+    return reason or _valid_for_actor_critic(algorithm, ["rollout_buffer"], _lstm_weights(policy))
 
 
-def _actor_critic_reliance(
+def _valid_for_actor_critic(
     algorithm: Any, settings: Sequence[str] = (), others: Sequence[Any] = (), **training: Any
-) -> Reliance:
+) -> PathStillValid:
     policy = algorithm.policy
     extractor = policy.mlp_extractor
     modules = [*extractor.policy_net, policy.action_net, *extractor.value_net, policy.value_net]
@@ -437,7 +437,7 @@ def _actor_critic_reliance(
         (algorithm, ["device", "use_sde", "action_space", *settings]),
         (policy, [*_OF_POLICIES, "optimizer", "action_dist"]),
     ]
-    return Reliance(algorithm, layers, others=[*log_std, *others], settings=decisive, **training)
+    return PathStillValid(algorithm, layers, others=[*log_std, *others], settings=decisive, **training)
 
 
 def _why_not_actor_critic(algorithm: Any, policies: Mapping[str, Sequence[str]] = _POLICIES) -> str | None:
@@ -486,7 +486,7 @@ def _why_not_shared(extractors: Sequence[Any]) -> str | None:
 
 
 def why_not_policy(algorithm: Any, policy_class: type[BasePolicy], networks: Sequence[str]) -> str | None:
-    """Return the reason why the kernels do not cover a policy and its networks, as a string; None if they do.
+    """Return why the kernels do not cover a policy and its networks; None if they do.
 
     Args:
         policy_class: the class that is covered; its subclasses may compute something else.
@@ -505,26 +505,26 @@ def why_not_policy(algorithm: Any, policy_class: type[BasePolicy], networks: Seq
     return _why_not_common(algorithm, [network.features_extractor for network in used])
 
 
-def replay_reliance(
+def valid_for_replay(
     algorithm: Any,
     trained: Sequence[tuple[Any, Sequence[nn.Module]]],
     targets: Sequence[nn.Module],
     settings: Sequence[tuple[Any, Sequence[str]]] = (),
     others: Sequence[tuple[th.optim.Optimizer, th.Tensor]] = (),
-) -> Reliance:
-    """Return what the kernels rely on, for an algorithm whose nets are plain MLPs.
+) -> PathStillValid:
+    """Return the checks for an algorithm whose networks are plain MLPs.
 
     Args:
         trained: each owner of an `optimizer` with the nets that this trains, in order.
         targets: the nets that no optimizer trains.
-        settings: see `Reliance`; besides the networks, the optimizers and those that all algorithms have.
+        settings: see `PathStillValid`; besides the networks, the optimizers and those that all algorithms have.
         others: more optimizers, each with the one tensor that it trains.
     """
     held = [(owner.optimizer, parameters_of(_layers(nets))) for owner, nets in trained]
     held += [(optimizer, [tensor]) for optimizer, tensor in others]
     own = ["device", "use_sde", *algorithm.network_names]
     decisive = [(algorithm, own), (algorithm.policy, _OF_POLICIES), *settings]
-    return Reliance(
+    return PathStillValid(
         algorithm,
         _layers([net for _, nets in trained for net in nets] + [*targets]),
         others=[tensor for _, tensor in others],

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from marl_sb3.core.learners import available_cores, blas_threads
 from marl_sb3.core.sb3 import has_step_hook
-from marl_sb3.extensions.fast.coverage import Reliance, why_not_policy
+from marl_sb3.extensions.fast.coverage import PathStillValid, why_not_policy
 from marl_sb3.extensions.fast.update_path import TwoPaths, load_blas, require_rows
 from marl_sb3.types import Array
 
@@ -52,15 +52,15 @@ class FusedOffPolicy(TwoPaths, OffPolicyAlgorithm):
         return [getattr(self, name) for name in self.network_names]
 
     @override
-    def coverage(self) -> Reliance | str:
+    def coverage(self) -> PathStillValid | str:
         reason = why_not_policy(self, self.covered_policy, self.network_names)
         return reason or self._coverage_of_nets(self.policy.activation_fn)  # type: ignore[arg-type]
 
-    def _coverage_of_nets(self, activation: type[nn.Module]) -> Reliance | str:
+    def _coverage_of_nets(self, activation: type[nn.Module]) -> PathStillValid | str:
         """Return the same for the nets and optimizers of a policy that is covered."""
         raise NotImplementedError
 
-    def _in_kernels_form(self, reliance: Reliance) -> FusedReplayUpdate:
+    def _in_kernels_form(self, validity: PathStillValid) -> FusedReplayUpdate:
         from marl_sb3.extensions.fast import fused_replay
 
         update: FusedReplayUpdate = getattr(fused_replay, self.update_class)(self)

@@ -20,7 +20,7 @@ from marl_sb3.core.on_policy import MaskedRolloutBuffer
 from marl_sb3.core.sb3 import States, count_steps, has_step_hook
 from marl_sb3.doors import Engine
 from marl_sb3.errors import ConfigError, NumericError
-from marl_sb3.extensions.fast.coverage import Reliance, acting_coverage, update_coverage
+from marl_sb3.extensions.fast.coverage import PathStillValid, acting_coverage, update_coverage
 from marl_sb3.extensions.fast.hybrid import HybridActions
 from marl_sb3.extensions.fast.update_path import FUSED_UPDATE, TwoPaths, load_blas, require_path
 from marl_sb3.output import print_text
@@ -39,13 +39,13 @@ class FusedActing(TwoPaths, HybridActions):
     fused_path = "compiled kernels choose the actions, PyTorch computes the updates"
 
     @override
-    def coverage(self) -> Reliance | str:
+    def coverage(self) -> PathStillValid | str:
         return acting_coverage(self)
 
-    def _in_kernels_form(self, reliance: Reliance) -> FusedPolicy:
-        from marl_sb3.extensions.fast.fused_policy import fused_policy
+    def _in_kernels_form(self, validity: PathStillValid) -> FusedPolicy:
+        from marl_sb3.extensions.fast.fused_policy import FusedPolicy
 
-        return fused_policy(self.policy)
+        return FusedPolicy(self.policy)
 
     def compute_returns(self, last_values: th.Tensor, dones: Array) -> None:
         """Fill in the rollout buffer's returns and advantages, with the bits of its `compute_returns_and_advantage`.
@@ -73,7 +73,7 @@ class FusedOnPolicy(FusedActing):
     num_grad_updates: int = 0  # optimizer steps taken since the object was made
 
     @override
-    def coverage(self) -> Reliance | str:
+    def coverage(self) -> PathStillValid | str:
         return update_coverage(self)
 
     def train(self) -> None:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import chain
-from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +17,6 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import explained_variance
-from typing_extensions import override
 
 from marl_sb3.compiling import note_compiling
 from marl_sb3.core.acting import PolicyInputs
@@ -34,6 +31,7 @@ from marl_sb3.extensions.fast.kernels.distributions import sample, sample_gaussi
 from marl_sb3.extensions.fast.kernels.layers import LINEAR
 from marl_sb3.extensions.fast.kernels.mlp import Inputs, Net
 from marl_sb3.extensions.fast.kernels.optimizers import Optimizer
+from marl_sb3.extensions.fast.update_path import CHUNK_ROWS, MOST_CHUNKS, in_threads
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 
@@ -119,7 +117,15 @@ class FusedPolicy:
         floats = np.ascontiguousarray(observations.reshape(rows, -1), dtype=np.float32)
         return Inputs(np.empty((rows, 0), dtype=np.int64), floats)
 
-    _inputs_of_nets = inputs  # of actor and critic
+    def _inputs_of_nets(self, observations: Any) -> Inputs:
+        """Return what actor and critic see: observations, or what the layers that they have in common make of them."""
+        trunk, seen = self.nets.trunk, self.inputs(observations)
+        if not len(trunk.table):
+            return seen
+        rows = len(seen.floats)
+        work = np.empty(rows * int(trunk.table[:, 1].sum()), np.float32)
+        features = kernel.features_of(trunk.table, trunk.hidden, *seen, work)
+        return Inputs(np.empty((rows, 0), dtype=np.int64), features)
 
     def act(self, inputs: PolicyInputs) -> tuple[Array, FloatArray, FloatArray, States]:
         """Sample actions as the policy's `forward` does, from the same stream of random numbers.
@@ -191,23 +197,6 @@ class FusedPolicy:
 def _allowed(action_masks: BoolArray | None, rows: int) -> FloatArray:
     """Return action masks as the kernels take them: without columns, everything is allowed."""
     return np.empty((rows, 0), np.float32) if action_masks is None else action_masks.astype(np.float32)
-
-
-class FusedSharedPolicy(FusedPolicy):
-    """A policy whose actor and critic have layers in common, the features extractor `mlp`."""
-
-    @override
-    def _inputs_of_nets(self, observations: Any) -> Inputs:
-        trunk, seen = self.nets.trunk, self.inputs(observations)
-        rows = len(seen.floats)
-        work = np.empty(rows * int(trunk.table[:, 1].sum()), np.float32)
-        features = kernel.features_of(trunk.table, trunk.hidden, *seen, work)
-        return Inputs(np.empty((rows, 0), dtype=np.int64), features)
-
-
-def fused_policy(policy: ActorCriticPolicy) -> FusedPolicy:
-    """Return a policy that the kernels cover in their form."""
-    return (FusedSharedPolicy if len(shared_layers(policy)) else FusedPolicy)(policy)
 
 
 def _out_of_range(numbers: Array, row: int, what: str, space: spaces.Space[Any]) -> EnvError:
@@ -289,16 +278,19 @@ class FusedRolloutUpdate:
             threads: at most; their number changes no result. A small update takes one.
         """
         number = max(1, min(threads, self._most_threads))
-        with _helpers(self._run_helper, number):
-            self._done = self.num_grad_updates = self._train(self._stats, 0, number)
+        in_threads(self._run_in_thread, number)
+        self.num_grad_updates = self._done
         if self.reached_kl is not None:
             epochs, rest = divmod(self._done - 1, self._minibatches)
             self.num_grad_updates -= 1
             self.samples_drawn = epochs * int(self._bounds[-1]) + int(self._bounds[rest + 1])
             self.n_epochs = epochs + 1
 
-    def _run_helper(self, thread: int, threads: int) -> None:
-        self._train(np.empty_like(self._stats), thread, threads)
+    def _run_in_thread(self, thread: int, threads: int) -> None:
+        if thread:
+            self._train(np.empty_like(self._stats), thread, threads)
+        else:
+            self._done = self._train(self._stats, thread, threads)
 
     def write_back(self) -> None:
         """Complete what `run` has changed in PyTorch's objects."""
@@ -350,7 +342,6 @@ class _Partition(NamedTuple):
     flops: float  # of the largest minibatch's products, about
 
 
-_CHUNK_ROWS, _MOST_CHUNKS = 128, 8  # fewer rows are slow to multiply; more chunks take long to add up
 _CHUNK_FLOPS = 1e6  # 10 microseconds
 _WORTH_THREADS = 1e8  # floating-point operations, about a millisecond; threads start in a tenth of that
 
@@ -359,30 +350,9 @@ def _partition(nets: kernel.Nets, rows: int) -> _Partition:
     parts, tables = (1, nets[:3]) if len(nets.trunk.table) else (2, nets[1:3])
     # Each weight takes part in three products. The first layer may have one-hot inputs, which are not multiplied.
     flops = sum(6.0 * float((net.table[1:, 0] * net.table[1:, 1]).sum()) for net in tables)
-    least_rows = max(_CHUNK_ROWS // (3 - parts), math.ceil(_CHUNK_FLOPS * parts / max(flops, 1.0)))
-    chunks = max(1, min(_MOST_CHUNKS, rows // least_rows))
+    least_rows = max(CHUNK_ROWS // (3 - parts), math.ceil(_CHUNK_FLOPS * parts / max(flops, 1.0)))
+    chunks = max(1, min(MOST_CHUNKS, rows // least_rows))
     return _Partition(chunks, least_rows, parts * chunks, flops * rows)
-
-
-@contextmanager
-def _helpers(job: Callable[[int, int], None], threads: int) -> Iterator[None]:
-    """Run `job` in threads beside the body of the context, as thread 1, 2, ... of so many; they end with it.
-
-    The body does not wait for them to begin. The work is theirs together: they also end if the body is left early.
-    """
-    started: list[Thread] = []
-    try:
-        for number in range(1, threads):
-            started.append(Thread(target=job, args=(number, threads), name=f"update-{number}"))
-            try:
-                started[-1].start()
-            except RuntimeError:  # the system gives this process no more threads
-                break
-        yield
-    finally:
-        for thread in started:
-            if thread.ident is not None:
-                thread.join()
 
 
 def _settings(algorithm: Any) -> kernel.Settings:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -26,35 +23,11 @@ from marl_sb3.extensions.fast.kernels.mlp import Net
 from marl_sb3.extensions.fast.kernels.optimizers import Optimizer
 from marl_sb3.extensions.fast.kernels.replay import Batch, Critics, Memory, memory
 from marl_sb3.extensions.fast.kernels.threads import counters
-from marl_sb3.systems import after_fork
+from marl_sb3.extensions.fast.update_path import CHUNK_ROWS, MOST_CHUNKS, in_threads
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 _NO_MASKS: BoolArray = np.empty((0, 0), np.bool_)
-
-# --- Threads ---------------------------------------------------------------------------------------------------------
-
-# How a gradient step is divided is the same on all machines, because it decides how results are rounded.
-_CHUNK_ROWS, _MOST_CHUNKS = 128, 8  # fewer rows are slow to multiply; more chunks take long to add up
 _WORTH_THREADS = 5e7  # floating-point operations, about a millisecond; another thread begins within 0.1
-
-
-@cache
-def _helpers() -> ThreadPoolExecutor:
-    """Return threads that help with gradient steps; they are kept, for a step takes little longer than a start."""
-    return ThreadPoolExecutor(os.cpu_count(), "update")
-
-
-after_fork(_helpers.cache_clear)  # a child has none of them
-
-
-def in_threads(job: Callable[[int, int], None], threads: int) -> None:
-    """Run job(thread, threads) here as thread 0, and in helpers as the others, who may come late or not at all."""
-    running = [_helpers().submit(job, number, threads) for number in range(1, threads)]
-    try:
-        job(0, threads)
-    finally:
-        for each in running:
-            each.cancel()
 
 
 class FusedReplayUpdate:
@@ -243,7 +216,7 @@ def _sizes(net: Net, heads: int = 0) -> int:
 
 def _chunks(rows: int) -> int:
     """Return into how many chunks the rows of a minibatch are divided."""
-    return max(1, min(_MOST_CHUNKS, rows // _CHUNK_ROWS))
+    return max(1, min(MOST_CHUNKS, rows // CHUNK_ROWS))
 
 
 def _counted_anew(shared: Memory) -> Memory:

@@ -1,7 +1,7 @@
 """Describe PyTorch's networks and optimizers to the kernels: sizes, addresses and settings.
 
 Tables are valid as long as PyTorch does not put other tensors or other memory in the place of these, as `to()` does,
-and `load_state_dict` of an optimizer. `Reliance` notices that and keeps the memory of the layers alive.
+and `load_state_dict` of an optimizer. `PathStillValid` notices that and keeps the memory of the layers alive.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
 from marl_sb3.core.off_policy import OffPolicyLearner
-from marl_sb3.extensions.fast.coverage import Reliance, replay_reliance, why_not_nets
+from marl_sb3.extensions.fast.coverage import PathStillValid, valid_for_replay, why_not_nets
 from marl_sb3.extensions.fast.fused_off_policy import FusedOffPolicy
 
 
@@ -22,10 +22,10 @@ class QLearning(FusedOffPolicy):
 
     update_class = "QUpdate"
 
-    def _coverage_of_nets(self, activation: type[nn.Module]) -> Reliance | str:
+    def _coverage_of_nets(self, activation: type[nn.Module]) -> PathStillValid | str:
         net, target = (getattr(network, self.network_names[0]) for network in self.networks())
         settings = [(self, ["n_quantiles"])] if hasattr(self, "n_quantiles") else []
-        return why_not_nets([net, target], activation) or replay_reliance(
+        return why_not_nets([net, target], activation) or valid_for_replay(
             self, [(self.policy, [net])], [target], settings
         )
 
@@ -52,7 +52,7 @@ class SoftActorCritic(FusedOffPolicy):
     network_names = ("actor", "critic", "critic_target")
     update_class = "SACUpdate"
 
-    def _coverage_of_nets(self, activation: type[nn.Module]) -> Reliance | str:
+    def _coverage_of_nets(self, activation: type[nn.Module]) -> PathStillValid | str:
         actor, critic, target = self.networks()
         distribution = actor.action_dist
         if type(distribution) is not SquashedDiagGaussianDistribution or distribution.epsilon != _EPSILON:
@@ -66,7 +66,7 @@ class SoftActorCritic(FusedOffPolicy):
         return (
             why_not_nets([actor.latent_pi], activation, last=(nn.Linear, activation))
             or why_not_nets([actor.mu, actor.log_std, *critic.q_networks, *target.q_networks], activation)
-            or replay_reliance(self, trained, [*target.q_networks], settings, learned)
+            or valid_for_replay(self, trained, [*target.q_networks], settings, learned)
         )
 
 
@@ -83,13 +83,13 @@ class TD3(FusedOffPolicy, stable_baselines3.TD3):
     network_names = ("actor", "actor_target", "critic", "critic_target")
     update_class = "TD3Update"
 
-    def _coverage_of_nets(self, activation: type[nn.Module]) -> Reliance | str:
+    def _coverage_of_nets(self, activation: type[nn.Module]) -> PathStillValid | str:
         actor, actor_target, critic, critic_target = self.networks()
         trained, targets = [(actor, [actor.mu]), (critic, [*critic.q_networks])], [*critic_target.q_networks]
         return (
             why_not_nets([actor.mu, actor_target.mu], activation, last=(nn.Linear, nn.Tanh))
             or why_not_nets([*critic.q_networks, *targets], activation)
-            or replay_reliance(self, trained, [actor_target.mu, *targets])
+            or valid_for_replay(self, trained, [actor_target.mu, *targets])
         )
 
 

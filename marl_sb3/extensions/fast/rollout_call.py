@@ -40,7 +40,7 @@ class EpisodesToCome:
         if batch.rules.begins_compiled:  # the 32-bit words of the seed, as `SeedSequence` takes them, and two more
             words = [env.run_seed >> bits & 0xFFFFFFFF for bits in range(0, max(1, env.run_seed.bit_length()), 32)]
             words += [*[0] * (4 - len(words)), 0, 0]
-        self.entropy = np.array(words, np.uint64)  # see `Coming`
+        self.entropy = np.array(words, np.uint64)  # see `NextEpisodes`
         most = 0 if len(self.entropy) else most
         self.states = np.zeros((env.num_envs, most), batch.states.dtype).view(np.recarray)
         self.rngs = np.zeros((env.num_envs, most, batch.rngs.shape[1]), np.uint64)
@@ -87,7 +87,7 @@ class RolloutCall:
         pairs: list[tuple[Actor, Any]],
         tracker: EpisodeTracker,
         steps: int,
-        coming: EpisodesToCome,
+        to_come: EpisodesToCome,
         lines: int,
     ) -> None:
         from marl_sb3.compiling import note_compiling
@@ -98,7 +98,7 @@ class RolloutCall:
         batch: Any = env.batch
         self._counting = counting
         self._kernel, self._env, self._batch, self._tracker, self._steps = kernel, env, batch, tracker, steps
-        self._pairs, self._coming, self._lines = pairs, coming, lines
+        self._pairs, self._to_come, self._lines = pairs, to_come, lines
         envs, agents = env.num_envs, len(env.agents)
         self._sizes = self._counting.Sizes(
             steps=steps,
@@ -143,12 +143,12 @@ class RolloutCall:
         step, began_s = 0, time.perf_counter()
         ends = []
         while step < self._steps:
-            coming = self._coming
-            coming.prepare(self._env)
+            to_come = self._to_come
+            to_come.prepare(self._env)
             most = (self._steps - step) * self._env.num_envs
-            finished = self._finished(most if len(coming.entropy) else coming.ready.sum() - coming.used.sum())
-            prepared = self._counting.Coming(
-                self._bytes(coming), coming.rngs, coming.ready, coming.used, coming.entropy, self._env.first_index
+            finished = self._finished(most if len(to_come.entropy) else to_come.ready.sum() - to_come.used.sum())
+            prepared = self._counting.NextEpisodes(
+                self._bytes(to_come), to_come.rngs, to_come.ready, to_come.used, to_come.entropy, self._env.first_index
             )
             step, lines, how, index, column = kernel.collect(
                 self._batch.address,
@@ -245,9 +245,9 @@ class RolloutCall:
             pass  # step by step: each policy in turn draws from the same stream
         return noise
 
-    def _bytes(self, coming: EpisodesToCome) -> Array:
-        shape = (*coming.states.shape, self._sizes.state_bytes)
-        return coming.states.view(np.uint8).reshape(shape) if coming.states.size else np.zeros(shape, np.uint8)
+    def _bytes(self, to_come: EpisodesToCome) -> Array:
+        shape = (*to_come.states.shape, self._sizes.state_bytes)
+        return to_come.states.view(np.uint8).reshape(shape) if to_come.states.size else np.zeros(shape, np.uint8)
 
     def _counts(self) -> Any:
         """Return the tracker's counts of the running episodes, and where custom metrics are read."""

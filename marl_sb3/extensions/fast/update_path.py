@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,13 +17,16 @@ from pettingzoo import AECEnv, ParallelEnv
 from marl_sb3.core.vec_env import MultiAgentVecEnv
 from marl_sb3.doors import counterpart
 from marl_sb3.errors import ConfigError, require_known
-from marl_sb3.extensions.fast.coverage import Reliance
+from marl_sb3.extensions.fast.coverage import PathStillValid
 from marl_sb3.output import ORDINARY, print_text
+from marl_sb3.systems import after_fork
 
 _counterpart = cache(counterpart)  # SB3 and updates ask algorithms for what only some have
 SLOW_UPDATE = "PyTorch computes the updates, not the faster kernels"
 FUSED_UPDATE = "compiled kernels choose the actions and compute the updates"
 UPDATE_PATHS = ("auto", "fused", "torch")
+# How an update is divided is the same on all machines, because it decides how results are rounded.
+CHUNK_ROWS, MOST_CHUNKS = 128, 8  # fewer rows are slow to multiply; more chunks take long to add up
 # What is made for the kernels, and is no part of a saved algorithm.
 _MADE_ANEW = ("_made", "_said", "_of_rollout", "_acting", "_is_read", "_reads_again")
 
@@ -39,6 +46,28 @@ def require_path(update_path: Any) -> str:
 def load_blas() -> None:
     """Load SciPy's BLAS, which the kernels call: `blas_threads` limits only libraries that are loaded already."""
     import marl_sb3.extensions.fast.kernels.layers  # noqa: F401 - only fused updates need it
+
+
+@cache
+def _helpers() -> ThreadPoolExecutor:
+    """Return threads that help with updates; they are kept, for a gradient step takes little longer than a start."""
+    return ThreadPoolExecutor(os.cpu_count(), "update")
+
+
+after_fork(_helpers.cache_clear)  # a child has none of them
+
+
+def in_threads(job: Callable[[int, int], None], threads: int) -> None:
+    """Run job(thread, threads) here as thread 0, and in helpers as the others, who may come late or not at all."""
+    running = []
+    try:
+        with suppress(RuntimeError):  # the system gives this process no more threads
+            for number in range(1, threads):
+                running.append(_helpers().submit(job, number, threads))
+        job(0, threads)
+    finally:
+        for each in running:
+            each.cancel()
 
 
 def require_rows(env: Any) -> None:
@@ -69,7 +98,7 @@ class TwoPaths:
     known_as: str = "policy"  # the name of the policy in the log
     fused_path: ClassVar[str] = FUSED_UPDATE  # what the fused path does, in words
     has_more_losses: bool = False  # whether recorded actions are a part of its loss, which the kernels do not have
-    _made: tuple[str, Any, Reliance] | None = None  # path, policy in the kernels' form, what that relies on
+    _made: tuple[str, Any, PathStillValid] | None = None  # path, policy in the kernels' form, its checks
     _said: str | None = None  # what was printed of the path
 
     if not TYPE_CHECKING:
@@ -81,20 +110,20 @@ class TwoPaths:
             except AttributeError as error:
                 raise AttributeError(f"{error}{_counterpart(name, 'policy')}", name=name, obj=self) from None
 
-    def coverage(self) -> Reliance | str:
-        """Return what the kernels rely on, or the reason why they do not cover the policy."""
+    def coverage(self) -> PathStillValid | str:
+        """Return the checks of the fused path, or why it does not cover the policy."""
         raise NotImplementedError
 
-    def _in_kernels_form(self, reliance: Reliance) -> Any:
+    def _in_kernels_form(self, validity: PathStillValid) -> Any:
         """Return a new object that acts and updates by the kernels, for a policy that they cover; see `coverage`."""
         raise NotImplementedError
 
     def why_not_fused(self) -> str | None:
-        """Return the reason why the fused path does not cover the policy, as a string; None if it does."""
+        """Return why the fused path does not cover the policy; None if it does."""
         covered = self._covered()
         return covered if isinstance(covered, str) else None
 
-    def _covered(self) -> Reliance | str:
+    def _covered(self) -> PathStillValid | str:
         coverage = self.coverage()
         return coverage if isinstance(coverage, str) else coverage.why_not() or coverage
 
@@ -113,11 +142,11 @@ class TwoPaths:
             ConfigError: see `takes_fused_path`.
         """
         if not self._is_made():
-            reliance, before = self._checked(), self._made
-            fewer = before is not None and before[2].trains and (reliance is None or not reliance.trains)
-            if self.update_path == "auto" and (fewer or (before is not None and reliance is None)):
+            validity, before = self._checked(), self._made
+            fewer = before is not None and before[2].trains and (validity is None or not validity.trains)
+            if self.update_path == "auto" and (fewer or (before is not None and validity is None)):
                 _log.warning("%s: from here on, %s", self.known_as, self.described_path(), extra=ORDINARY)
-            self._made = None if reliance is None else (self.update_path, self._in_kernels_form(reliance), reliance)
+            self._made = None if validity is None else (self.update_path, self._in_kernels_form(validity), validity)
         return None if self._made is None else self._made[1]
 
     def path_and_reason(self) -> tuple[str, str]:
@@ -155,13 +184,13 @@ class TwoPaths:
     def _is_made(self) -> bool:
         return self._made is not None and self._made[0] == self.update_path and self._made[2].holds()
 
-    def _checked(self) -> Reliance | None:
-        """Return what the kernels rely on, if updates take the fused path."""
+    def _checked(self) -> PathStillValid | None:
+        """Return the checks of the fused path, if updates take it."""
         path = require_path(self.update_path)
         if path == "torch":
             return None
         covered = self._covered()
-        if isinstance(covered, Reliance):
+        if isinstance(covered, PathStillValid):
             return covered
         if path == "fused":
             words = f"the fused update does not cover this policy: {covered}"

@@ -18,7 +18,7 @@ from marl_sb3.core.state import preserve_rng
 from marl_sb3.core.vec_env import Health
 from marl_sb3.errors import ConfigError, RunnersLostError
 from marl_sb3.extensions.remote.processes.messages import Failed
-from marl_sb3.extensions.remote.processes.pool import Lost, Pool, differing
+from marl_sb3.extensions.remote.processes.pool import Lost, ProcessPool, differing
 from marl_sb3.extensions.remote.processes.worker import RestartBudget
 from marl_sb3.extensions.remote.shard import Inexact, RoundOrder, SavedShard, ShardPlan, ShardRollout
 
@@ -52,7 +52,7 @@ class ShardRunners:
 
     def __init__(
         self,
-        make_pool: Callable[[], Pool],
+        make_pool: Callable[[], ProcessPool],
         number: int = 1,
         start_timeout_s: float = 180.0,
         round_timeout_s: float = 3600.0,
@@ -60,7 +60,7 @@ class ShardRunners:
     ) -> None:
         self._make_pool, self._number = make_pool, number
         self._start_timeout_s, self._round_timeout_s, self._poll_s = start_timeout_s, round_timeout_s, poll_s
-        self._pool: Pool  # with the plan, from the start on
+        self._pool: ProcessPool  # with the plan, from the start on
         self._plan: ShardPlan | None = None
         self._processes: dict[int, _Process] = {}
         self._starts = RestartBudget(_MAX_FAILED_STARTS)

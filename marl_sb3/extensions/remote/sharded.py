@@ -41,7 +41,7 @@ from marl_sb3.types import BoolArray, PolicyID
 
 if TYPE_CHECKING:
     from marl_sb3.core.training import Setup
-    from marl_sb3.extensions.remote.processes.pool import Pool
+    from marl_sb3.extensions.remote.processes.pool import ProcessPool
 
 
 class ShardedRunner(Runner):
@@ -290,7 +290,7 @@ def shard_runners(settings: AnyRunners | None, n_shards: int) -> ShardRunners:
         return ShardRunners(partial(InProcessPool, ShardHost))
     number = settings.runners or min(n_shards, available_cores())
 
-    def make_pool() -> Pool:
+    def make_pool() -> ProcessPool:
         if isinstance(settings, RaySettings):
             from marl_sb3.extensions.remote.processes.ray import Connection, RayPool
 

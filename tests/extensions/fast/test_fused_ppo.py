@@ -22,7 +22,7 @@ from marl_sb3.core.acting import PolicyInputs
 from marl_sb3.core.learners import blas_threads
 from marl_sb3.core.policies import MlpFeatures
 from marl_sb3.errors import EnvError, NumericError
-from marl_sb3.extensions.fast.fused_policy import FusedPolicy, fused_policy
+from marl_sb3.extensions.fast.fused_policy import FusedPolicy
 from marl_sb3.extensions.fast.kernels import layers
 from marl_sb3.extensions.fast.kernels import ppo as kernel
 
@@ -249,7 +249,7 @@ def test_a_planted_error_in_the_gradient_is_found() -> None:
 @pytest.mark.parametrize("action", ACTIONS)
 def test_actions_are_drawn_from_the_stream_that_torch_draws_from(action: str, network: dict[str, Any]) -> None:
     policy = model(Fused, "box", action, policy_kwargs=network).policy
-    fused = fused_policy(policy)
+    fused = FusedPolicy(policy)
     fused.read_parameters()
     observations = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
     th.manual_seed(7)

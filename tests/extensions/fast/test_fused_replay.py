@@ -212,7 +212,7 @@ def test_a_planted_error_is_found(error: str) -> None:
 def of_chunks(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Gradient steps of 8 rows, divided as large ones are."""
     monkeypatch.setattr(fused_replay, "_WORTH_THREADS", 0.0)
-    monkeypatch.setattr(fused_replay, "_CHUNK_ROWS", 3)
+    monkeypatch.setattr(fused_replay, "CHUNK_ROWS", 3)
     algorithm = fused(name)
     algorithm.update_threads = threads
     return trained_once(algorithm)

@@ -17,7 +17,7 @@ from toy_envs import RandomEnv
 import marl_sb3
 from marl_sb3.core.learners import blas_threads
 from marl_sb3.core.policies import MlpFeatures
-from marl_sb3.extensions.fast import fused_policy
+from marl_sb3.extensions.fast import fused_policy, update_path
 
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
 
@@ -47,7 +47,7 @@ CASES: dict[str, Any] = {
 def chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Divide small updates as large ones are: a minibatch of 20 rows into chunks, one of 8 rows not."""
     monkeypatch.setattr(fused_policy, "_WORTH_THREADS", 0.0)
-    monkeypatch.setattr(fused_policy, "_CHUNK_ROWS", 6)
+    monkeypatch.setattr(fused_policy, "CHUNK_ROWS", 6)
     monkeypatch.setattr(fused_policy, "_CHUNK_FLOPS", 1.0)
 
 
@@ -132,7 +132,7 @@ def test_a_thread_that_comes_late_changes_nothing_and_returns() -> None:
     update = algorithm.prepare_update()
     update.run(1)
     before = [weights.clone() for weights in algorithm.policy.state_dict().values()]
-    update._run_helper(1, 2)
+    update._run_in_thread(1, 2)
     assert all(map(th.equal, algorithm.policy.state_dict().values(), before))
 
 
@@ -142,16 +142,22 @@ def test_where_no_thread_can_start_the_update_runs_in_one(chunks: None, monkeypa
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
+    update_path._helpers.cache_clear()  # those of other tests are no new threads
     monkeypatch.setattr(threading.Thread, "start", refuse)
     for found, of_one in zip(updated(collected(CASES["one-hot inputs"]()), 4), expected, strict=True):
         np.testing.assert_array_equal(found, of_one)
 
 
-def test_threads_end_also_where_an_update_is_interrupted() -> None:
-    ended: list[int] = []
-    with pytest.raises(KeyboardInterrupt), fused_policy._helpers(lambda thread, threads: ended.append(thread), 3):
-        raise KeyboardInterrupt
-    assert sorted(ended) == [1, 2]
+def test_after_an_interrupted_update_the_next_one_has_helpers() -> None:
+    def interrupted(thread: int, threads: int) -> None:
+        if thread == 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        update_path.in_threads(interrupted, 3)
+    helped = threading.Event()
+    update_path.in_threads(lambda thread, threads: helped.set() if thread else helped.wait(20), 2)
+    assert helped.is_set()
 
 
 def test_small_updates_are_not_divided_into_chunks_and_take_one_thread() -> None:

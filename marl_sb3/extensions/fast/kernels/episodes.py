@@ -53,14 +53,14 @@ class Sizes(NamedTuple):
     horizon: int  # env steps after which an episode is truncated
 
 
-class Coming(NamedTuple):
-    """Episodes that have not begun: prepared ones, (envs, most, ...), or how those follow that compiled code begins."""
+class NextEpisodes(NamedTuple):
+    """The next episodes of every env: prepared in Python, (envs, most, ...), or begun by compiled code from seeds."""
 
     states: Array  # (envs, most, bytes) uint8
     rngs: Array  # (envs, most, RNG_WORDS) uint64
     ready: Array  # (envs,) int64; how many there are
     used: Array  # (envs,) int64; how many of them have begun
-    # (n,) uint64: the words of the run seed, and places for the numbers of env and episode; empty: they are prepared
+    # (n,) uint64: the words of the run seed, then the numbers of env and episode. Empty: Python prepared the episodes
     entropy: Array
     first_env: int  # number of the first env
 
@@ -198,25 +198,25 @@ def _finish(running: Running, finished: Finished, line: int, step: int, i: int) 
 
 
 @strict_kernel
-def _seed(coming: Coming, table: Array, sizes: Sizes, running: Running, i: int) -> None:
+def _seed(upcoming: NextEpisodes, table: Array, sizes: Sizes, running: Running, i: int) -> None:
     """Write the seed of the next episode of an env, as `episode_seed` computes it."""
-    n, word = coming.entropy.shape[0], np.empty(1, np.uint64)
-    coming.entropy[n - 2], coming.entropy[n - 1] = coming.first_env + i, running.episodes[i]
-    seed_words(coming.entropy, word)
+    n, word = upcoming.entropy.shape[0], np.empty(1, np.uint64)
+    upcoming.entropy[n - 2], upcoming.entropy[n - 1] = upcoming.first_env + i, running.episodes[i]
+    seed_words(upcoming.entropy, word)
     carray(pointer(table[SEEDS]), (sizes.envs,), np.int64)[i] = word[0] >> np.uint64(1)
 
 
 @strict_kernel
-def _begin(coming: Coming, table: Array, sizes: Sizes, i: int) -> None:
+def _begin(upcoming: NextEpisodes, table: Array, sizes: Sizes, i: int) -> None:
     """Begin the next episode of an env."""
-    number = coming.used[i]
+    number = upcoming.used[i]
     states = carray(pointer(table[STATES]), (sizes.envs, sizes.state_bytes), np.uint8)
     rngs = carray(pointer(table[RNGS]), (sizes.envs, RNG_WORDS), np.uint64)
     for k in range(sizes.state_bytes):
-        states[i, k] = coming.states[i, number, k]
+        states[i, k] = upcoming.states[i, number, k]
     for k in range(RNG_WORDS):
-        rngs[i, k] = coming.rngs[i, number, k]
-    coming.used[i] = number + 1
+        rngs[i, k] = upcoming.rngs[i, number, k]
+    upcoming.used[i] = number + 1
 
 
 @strict_kernel
@@ -244,7 +244,7 @@ def end_episodes(
     table_at: int,
     sizes: Sizes,
     step: int,
-    coming: Coming,
+    upcoming: NextEpisodes,
     running: Running,
     finished: Finished,
     last: Last,
@@ -265,11 +265,11 @@ def end_episodes(
         if terminated[i, 0] or truncated[i, 0]:
             _finish(running, finished, lines, step, i)
             lines += 1
-            if coming.entropy.shape[0]:
-                _seed(coming, table, sizes, running, i)
+            if upcoming.entropy.shape[0]:
+                _seed(upcoming, table, sizes, running, i)
                 table[WHAT] = BEGIN
             else:
-                _begin(coming, table, sizes, i)
+                _begin(upcoming, table, sizes, i)
                 table[WHAT] = OBSERVE
             table[FIRST], table[END] = i, i + 1
             call_at(function, table_at)

@@ -36,9 +36,9 @@ from marl_sb3.extensions.fast.kernels.episodes import (
     WRONG_LAST_OBSERVATION,
     WRONG_MASK,
     WRONG_OBSERVATION,
-    Coming,
     Finished,
     Last,
+    NextEpisodes,
     Running,
     Sizes,
     end_episodes,
@@ -327,7 +327,7 @@ def collect(
     table_at: int,
     policies: Array,
     sizes: Sizes,
-    coming: Coming,
+    upcoming: NextEpisodes,
     running: Running,
     finished: Finished,
     last: Last,
@@ -351,7 +351,7 @@ def collect(
     lines = 0
     for step in range(first_step, sizes.steps):
         for i in range(envs):
-            if coming.used[i] >= coming.ready[i]:
+            if upcoming.used[i] >= upcoming.ready[i]:
                 return step, lines, NO_EPISODES, i, 0
         for p in range(policies.shape[0]):
             how = _act(policies[p], table, sizes, step, _rows(policies[p], envs))
@@ -364,7 +364,7 @@ def collect(
             return step, lines, how, i, a
         note_infos(running, infos, step, last)
         keep_masks(table, sizes, step, last)
-        ended = end_episodes(function, table_at, sizes, step, coming, running, finished, last, lines)
+        ended = end_episodes(function, table_at, sizes, step, upcoming, running, finished, last, lines)
         if ended < 0:
             return step, lines, WRONG_LAST_OBSERVATION, 0, 0
         lines = ended

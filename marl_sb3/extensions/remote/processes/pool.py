@@ -39,7 +39,7 @@ class Lost:
     why: str  # in words
 
 
-class Pool(ABC):
+class ProcessPool(ABC):
     """Processes, each of which serves an object and does one thing after the other."""
 
     is_elsewhere = True  # whether the processes are others than this one
@@ -81,8 +81,8 @@ class Pool(ABC):
         """End all processes."""
 
 
-class InProcessPool(Pool):
-    """A `Pool` without other processes: the reference for all others.
+class InProcessPool(ProcessPool):
+    """A `ProcessPool` without other processes: the reference for all others.
 
     Args:
         make: makes what each "process" serves.
@@ -131,8 +131,8 @@ class InProcessPool(Pool):
             self.end(process)
 
 
-class LocalPool(Pool):
-    """A `Pool` of processes of this machine.
+class LocalPool(ProcessPool):
+    """A `ProcessPool` of processes of this machine.
 
     Args:
         make: makes what each process serves.
@@ -225,7 +225,7 @@ def _made(link: Link, make: Make, argument: Any) -> Any:
 
 
 def unsendable(reason: BaseException) -> ConfigError:
-    """Return the error for an argument of `Pool.begin` that cannot be sent."""
+    """Return the error for an argument of `ProcessPool.begin` that cannot be sent."""
     return ConfigError(
         f"the env or a policy cannot be sent to another process: {reason}; accepted: package.module:factory, "
         "or factories and classes that can be pickled",

@@ -18,7 +18,7 @@ from typing import Any
 
 from marl_sb3.errors import ConfigError, install_words, require_known
 from marl_sb3.extensions.remote.processes.messages import Failed, MessageLog, pass_on
-from marl_sb3.extensions.remote.processes.pool import Lost, Make, Pool, unsendable
+from marl_sb3.extensions.remote.processes.pool import Lost, Make, ProcessPool, unsendable
 from marl_sb3.extensions.remote.ray import RaySettings
 from marl_sb3.systems import without_hangup
 
@@ -235,8 +235,8 @@ class ServingActor:
             return Failed(error), self._log.taken()
 
 
-class RayPool(Pool):
-    """A `Pool` of Ray actors.
+class RayPool(ProcessPool):
+    """A `ProcessPool` of Ray actors.
 
     Args:
         connection: is closed with the pool.
