@@ -37,7 +37,6 @@ from .tables import returns_table as returns_table
 from .tables import samples_table as samples_table
 from .terminal_pictures import RGB as RGB
 from .terminal_pictures import Canvas as Canvas
-from .terminal_pictures import Room as Room
 from .terminal_pictures import image_picture as image_picture
 from .terminal_pictures import scene_picture as scene_picture
 from .text import between as between

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
@@ -15,6 +14,8 @@ from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.style import Style
 
+from marl_sb3.extensions.display.screen import ScreenSize
+
 RGB = tuple[int, int, int]
 _Grid = npt.NDArray[Any]
 
@@ -24,15 +25,6 @@ _WHITE, _INK, _FLOOR = (255, 255, 255), (40, 44, 52), (249, 250, 252)
 _WATER, _SENSED, _OBSTACLE = (236, 243, 250), (214, 229, 246), (170, 178, 189)
 _SHADE = 9  # by which every other cell is darker, so that cells can be counted
 _LARGEST_CELL = 4  # lines
-
-
-@dataclass(frozen=True)
-class Room:
-    """What there is room for: columns and lines of characters; `plain`: without colours, in ASCII."""
-
-    columns: int
-    lines: int
-    plain: bool = False
 
 
 class Canvas:
@@ -76,7 +68,7 @@ def _style(ink: RGB, paper: RGB) -> Style:
 # --- Images ----------------------------------------------------------------------------------------------------------
 
 
-def image_picture(image: npt.NDArray[np.uint8], room: Room) -> Canvas:
+def image_picture(image: npt.NDArray[np.uint8], room: ScreenSize) -> Canvas:
     """Draw an image as large as there is room, two pixels in a character; without colours, by brightness.
 
     Args:
@@ -85,10 +77,10 @@ def image_picture(image: npt.NDArray[np.uint8], room: Room) -> Canvas:
     from PIL import Image
 
     lines, columns = _fitting(image.shape[0] / image.shape[1], room)
-    size = columns, lines if room.plain else 2 * lines
+    size = columns, lines if room.ascii_only else 2 * lines
     small = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BOX))
     canvas = Canvas(lines, columns)
-    if room.plain:
+    if room.ascii_only:
         levels = (small.mean(axis=2) * len(_RAMP) / 256).astype(int)
         canvas.characters[:] = np.array(list(_RAMP))[levels]
     else:
@@ -97,16 +89,16 @@ def image_picture(image: npt.NDArray[np.uint8], room: Room) -> Canvas:
     return canvas
 
 
-def _fitting(ratio: float, room: Room) -> tuple[int, int]:
+def _fitting(ratio: float, room: ScreenSize) -> tuple[int, int]:
     """Lines and columns of the largest picture of a height by width; a character is twice as high as wide."""
-    columns = max(1, min(room.columns, int(2 * room.lines / ratio)))
-    return max(1, min(room.lines, round(columns * ratio / 2))), columns
+    columns = max(1, min(room.width, int(2 * room.height / ratio)))
+    return max(1, min(room.height, round(columns * ratio / 2))), columns
 
 
 # --- Scenes of the built-in envs -------------------------------------------------------------------------------------
 
 
-def scene_picture(scene: Mapping[str, Any], legend: Mapping[str, RGB], room: Room) -> Canvas | None:
+def scene_picture(scene: Mapping[str, Any], legend: Mapping[str, RGB], room: ScreenSize) -> Canvas | None:
     """Draw the scene of a built-in env; None if it is of another kind, or there is no room for it.
 
     Args:
@@ -117,16 +109,16 @@ def scene_picture(scene: Mapping[str, Any], legend: Mapping[str, RGB], room: Roo
     return None if draw is None else draw(scene, legend, room)
 
 
-def _arena(scene: Mapping[str, Any], legend: Mapping[str, RGB], room: Room) -> Canvas | None:
+def _arena(scene: Mapping[str, Any], legend: Mapping[str, RGB], room: ScreenSize) -> Canvas | None:
     """A box for each cell, twice as wide as high; those of the agents have their colours and numbers."""
     height, width = scene["height"], scene["width"]
-    size = min(_LARGEST_CELL, room.lines // height, room.columns // (2 * width))
+    size = min(_LARGEST_CELL, room.height // height, room.width // (2 * width))
     if size < 1:
         return None
     canvas = Canvas(height * size, 2 * width * size, _FLOOR)
     for cell in scene["visited"]:
         _box(canvas, divmod(cell, width), size, legend["visited by agent1"])
-        if room.plain:
+        if room.ascii_only:
             _number(canvas, divmod(cell, width), size, "+")
     odd = np.add.outer(np.arange(height), np.arange(width)) % 2
     canvas.papers -= (_SHADE * odd.repeat(size, 0).repeat(2 * size, 1)[..., None]).astype(np.uint8)
@@ -146,7 +138,7 @@ def _number(canvas: Canvas, place: tuple[int, int], size: int, character: str, a
     canvas.put(place[0] * size + (size - 1) // 2, 2 * place[1] * size + size - 1 + at, character, _WHITE)
 
 
-def _waterworld(scene: Mapping[str, Any], legend: Mapping[str, RGB], room: Room) -> Canvas:
+def _waterworld(scene: Mapping[str, Any], legend: Mapping[str, RGB], room: ScreenSize) -> Canvas:
     """The pond with what pursuers sense; pursuers are numbers in boxes of their colours, foods rings."""
     lines, columns = _fitting(1.0, room)
     canvas = Canvas(lines, columns, _WATER)
@@ -165,19 +157,19 @@ def _waterworld(scene: Mapping[str, Any], legend: Mapping[str, RGB], room: Room)
         canvas.papers[near(place, scene["sensor_range"])] = _SENSED
     for place in scene["obstacles"]:
         canvas.papers[near(place, scene["obstacle_radius"])] = _OBSTACLE
-        if room.plain:
+        if room.ascii_only:
             canvas.characters[near(place, scene["obstacle_radius"])] = "#"
     for place in scene["poisons"]:
-        put(place, "x" if room.plain else "◆", legend["poison"])
+        put(place, "x" if room.ascii_only else "◆", legend["poison"])
     for place in scene["foods"]:
-        put(place, "o" if room.plain else "●", legend["food"])
+        put(place, "o" if room.ascii_only else "●", legend["food"])
     agents = [name for name in legend if name not in ("food", "poison")]
     for number, (agent, place) in enumerate(zip(agents, scene["pursuers"], strict=True)):
         canvas.papers[put(place, str(number % 10), _WHITE)] = legend[agent]
     return canvas
 
 
-_KINDS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, RGB], Room], Canvas | None]] = {
+_KINDS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, RGB], ScreenSize], Canvas | None]] = {
     "arena": _arena,
     "waterworld": _waterworld,
 }

@@ -21,7 +21,7 @@ from marl_sb3.evaluation import LEAST_PER_S, MOST_PER_S, Moment, Stage, View, Vi
 from marl_sb3.extensions.display import (
     RGB,
     Canvas,
-    Room,
+    ScreenSize,
     cut_line,
     image_picture,
     number,
@@ -238,7 +238,7 @@ class TerminalStage(KeyStage):
         lines.append(f"{f'{moment.steps_per_s:.3g} steps/s' if moment.playing else 'paused'}    {KEYS}")
         options = self._console.options
         plain = options.ascii_only or self._console.color_system is None
-        room = Room(max(_LEAST_COLUMNS, width), max(_LEAST_LINES, height - len(lines) - 1), plain)
+        room = ScreenSize(max(_LEAST_COLUMNS, width), max(_LEAST_LINES, height - len(lines) - 1), plain)
         return Group(drawn(view, self._legend, room), *map(cut_line, lines))
 
     @override
@@ -272,7 +272,7 @@ def result_line(moment: Moment) -> str:
     return f"episode {moment.episode}: {won}{tally}{what}: {returns}"
 
 
-def drawn(view: View, legend: Mapping[str, RGB], room: Room) -> Canvas | Text:
+def drawn(view: View, legend: Mapping[str, RGB], room: ScreenSize) -> Canvas | Text:
     """Draw a view with characters."""
     if view.scene is not None and (picture := scene_picture(view.scene, legend, room)) is not None:
         return picture

@@ -16,7 +16,7 @@ from rich.console import Console
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.envs.waterworld import WaterworldEnv
 from marl_sb3.evaluation import Moment, View, ViewerCommand, ViewerLeftError
-from marl_sb3.extensions.display import Room, Scene, image_picture, scene_picture
+from marl_sb3.extensions.display import Scene, ScreenSize, image_picture, scene_picture
 from marl_sb3.tools.looking import stages
 from marl_sb3.tools.looking.stages import (
     KeyStage,
@@ -39,19 +39,19 @@ def arena(cells: list[int], visited: list[int]) -> dict[str, Any]:
 
 
 def test_arena_is_drawn_as_large_as_it_fits() -> None:
-    small = scene_picture(arena([0, 5], [0, 1]), LEGEND, Room(columns=6, lines=2, plain=True))
+    small = scene_picture(arena([0, 5], [0, 1]), LEGEND, ScreenSize(width=6, height=2, ascii_only=True))
     assert small is not None
     assert small.text == "1 +   \n    2 "
-    large = scene_picture(arena([0, 5], [0, 1]), LEGEND, Room(columns=12, lines=9))
+    large = scene_picture(arena([0, 5], [0, 1]), LEGEND, ScreenSize(width=12, height=9))
     assert large is not None
     assert large.text.split("\n") == [" 1          ", " " * 12, "         2  ", " " * 12]
     assert [tuple(large.papers[0, column]) for column in (0, 4)] == [BLUE, tuple(part - 9 for part in TINT)]
     assert tuple(large.papers[3, 8]) == ORANGE
-    assert scene_picture(arena([0, 5], []), LEGEND, Room(columns=5, lines=2)) is None  # no room
+    assert scene_picture(arena([0, 5], []), LEGEND, ScreenSize(width=5, height=2)) is None  # no room
 
 
 def test_two_agents_in_a_cell_share_it() -> None:
-    picture = scene_picture(arena([4, 4], [4]), LEGEND, Room(columns=6, lines=2))
+    picture = scene_picture(arena([4, 4], [4]), LEGEND, ScreenSize(width=6, height=2))
     assert picture is not None
     assert picture.text == "      \n  12  "
     assert [tuple(picture.papers[1, column]) for column in (2, 3)] == [BLUE, ORANGE]
@@ -68,7 +68,7 @@ def test_waterworld_is_drawn_with_y_upwards() -> None:
         "sensor_range": 0.01,
     }
     legend = {"pursuer_0": BLUE, "pursuer_1": ORANGE, "food": TINT, "poison": BLUE}
-    picture = scene_picture(scene, legend, Room(columns=20, lines=4, plain=True))
+    picture = scene_picture(scene, legend, ScreenSize(width=20, height=4, ascii_only=True))
     assert picture is not None
     assert picture.text == "0      x\n   ##   \n   ##   \n  o    1"
 
@@ -76,7 +76,7 @@ def test_waterworld_is_drawn_with_y_upwards() -> None:
 @pytest.mark.parametrize("env", [ArenaEnv(render_mode="rgb_array"), WaterworldEnv(render_mode="rgb_array")])
 def test_scenes_of_the_built_in_envs_are_drawn(env: Any) -> None:
     env.reset(seed=1)
-    picture = scene_picture(env.scene(), env.metadata["legend"], Room(80, 20))
+    picture = scene_picture(env.scene(), env.metadata["legend"], ScreenSize(80, 20))
     assert picture is not None
     assert "1" in picture.text
 
@@ -84,7 +84,7 @@ def test_scenes_of_the_built_in_envs_are_drawn(env: Any) -> None:
 def test_an_image_has_two_pixels_in_a_character() -> None:
     image = np.zeros((4, 4, 3), np.uint8)
     image[:2], image[2:, 2:] = BLUE, ORANGE
-    picture = image_picture(image, Room(columns=4, lines=9))
+    picture = image_picture(image, ScreenSize(width=4, height=9))
     assert picture.text == "▀▀▀▀\n▀▀▀▀"
     assert tuple(picture.inks[0, 0]) == tuple(picture.papers[0, 0]) == BLUE
     assert tuple(picture.inks[1, 3]) == tuple(picture.papers[1, 3]) == ORANGE
@@ -93,7 +93,7 @@ def test_an_image_has_two_pixels_in_a_character() -> None:
 def test_an_image_without_colours_is_drawn_by_brightness() -> None:
     image = np.zeros((4, 4, 3), np.uint8)
     image[:2, 2:], image[2:, :2] = 255, 128
-    assert image_picture(image, Room(columns=4, lines=2, plain=True)).text == "  @@\n++  "
+    assert image_picture(image, ScreenSize(width=4, height=2, ascii_only=True)).text == "  @@\n++  "
 
 
 def test_a_terminal_shows_picture_returns_and_keys() -> None:
