@@ -342,7 +342,7 @@ class EitherCritic(LearnerPart):
 
     def __new__(cls, learner: Any, *arguments: Any) -> Any:
         """Return critics of actions for an algorithm with a replay buffer, else a critic of values."""
-        return (TwinCritics if hasattr(learner.algorithm, "replay_buffer") else CentralCritic)(learner, *arguments)
+        return (TwinCritics if hasattr(learner.algorithm, "replay_buffer") else CentralCritic)(learner, *arguments)  # type: ignore[abstract]
 
 
 # --- What does not go with them --------------------------------------------------------------------------------------

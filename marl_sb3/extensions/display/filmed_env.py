@@ -67,8 +67,8 @@ def is_picture(frame: Any) -> bool:
 
 def legend_of(metadata: Mapping[str, Any]) -> dict[str, Colour]:
     """The legend in an env's metadata: `metadata["legend"] = {"agent1": (29, 91, 214), ...}`, RGB from 0 to 255."""
-    entries = metadata.get("legend")
-    colours = list(entries.values()) if isinstance(entries, Mapping) else [None]
+    entries: Any = metadata.get("legend")
+    colours: list[Any] = list(entries.values()) if isinstance(entries, Mapping) else [None]
     triples = all(isinstance(each, Sequence) and len(each) == 3 for each in colours)
     if not triples or not all(isinstance(part, int) and 0 <= part < 256 for each in colours for part in each):
         return {}  # the env uses this key for something else
