@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
@@ -14,7 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 from typing_extensions import override
 
-from marl_sb3.core.learners import available_cores, blas_threads
+from marl_sb3.core.learners import blas_threads
 from marl_sb3.core.sb3 import has_step_hook
 from marl_sb3.extensions.fast.coverage import PathStillValid, why_not_policy
 from marl_sb3.extensions.fast.update_path import TwoPaths, load_blas, require_rows
@@ -65,10 +64,6 @@ class FusedOffPolicy(TwoPaths, OffPolicyAlgorithm):
 
         update: FusedReplayUpdate = getattr(fused_replay, self.update_class)(self)
         return update
-
-    def threads_of_update(self) -> int:
-        """Return how many threads a gradient step may have."""
-        return self.update_threads or min(th.get_num_threads(), available_cores())
 
     def acting_kernels(self) -> Any:
         """See `TwoPaths.acting_kernels`; None too if a subclass explores in its own way."""

@@ -14,6 +14,7 @@ from stable_baselines3.common.policies import BaseModel
 from typing_extensions import override
 
 from marl_sb3.compiling import note_compiling
+from marl_sb3.core.learners import available_cores
 from marl_sb3.core.sb3 import num_updates
 from marl_sb3.extensions.fast.coverage import ACTIVATIONS
 from marl_sb3.extensions.fast.kernel_tables import OptimizerTable, layer_table, linears, target_table
@@ -69,7 +70,8 @@ class FusedReplayUpdate:
     def _threads(self, shared: Memory, parameters: int) -> int:
         """Return how many threads a gradient step takes, by the number of the actor's parameters: critics are alike."""
         flops = 20.0 * shared.targets.shape[0] * parameters
-        return min(self._algorithm.threads_of_update(), shared.notes.shape[1]) if flops > _WORTH_THREADS else 1
+        most = self._algorithm.update_threads or min(th.get_num_threads(), available_cores())
+        return min(most, shared.notes.shape[1]) if flops > _WORTH_THREADS else 1
 
     def recorded(self) -> dict[str, float]:
         """Return what SB3 records of the update, under its names: means over the gradient steps."""

@@ -57,23 +57,16 @@ class OfTeams(WithMasks):
     Attributes:
         team_size: number of agents of the team, N.
         state_size: numbers of the env's state; 0: none is kept.
+        about_states: is told the `state_size` of all transitions before they are added.
     """
 
     team_size: int = 1
     state_size: int = 0
-    _about_states: Callable[[int], None]
+    about_states: Callable[[int], None]
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.present = np.zeros((self.buffer_size, self.n_envs), dtype=np.bool_)
-
-    def hold_teams(self, team_size: int, about_states: Callable[[int], None]) -> None:
-        """Hold the transitions of teams of so many agents.
-
-        Args:
-            about_states: is told the `state_size` of all transitions before they are added.
-        """
-        self.team_size, self._about_states = team_size, about_states
 
     def hold_states(self, state_size: int) -> None:
         """Hold the env's state before and after each transition, too; the buffer is empty.
@@ -119,7 +112,7 @@ class OfTeams(WithMasks):
         places = self._places_for(rows)
         self.present[places] = is_there
         state_size = more["states"].shape[1] if more else 0
-        self._about_states(state_size)
+        self.about_states(state_size)
         self.hold_states(state_size)
         for name, states in more.items():
             getattr(self, name)[places] = self._shared(states[firsts])
@@ -285,7 +278,8 @@ class TeamLearner(OffPolicyLearner):
         _check(rows, spec)
         algorithm: Any = super()._build(rows, spec, seed, options, processing)
         if options.experience.learns_here:
-            algorithm.replay_buffer.hold_teams(len(rows.agents), algorithm.make_mixing)
+            buffer = algorithm.replay_buffer
+            buffer.team_size, buffer.about_states = len(rows.agents), algorithm.make_mixing
         return algorithm  # type: ignore[no-any-return]
 
     @override
