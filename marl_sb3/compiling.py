@@ -205,7 +205,7 @@ def _saved(function: Any) -> bytes:
 
 
 def _loaded(target_context: Any, saved: bytes) -> Any:
-    """Return the function that was compiled; its LLVM code is parsed if another one is compiled that calls it.
+    """Return a compiled function. Its LLVM code is parsed only when a function that calls it is compiled.
 
     That code takes more than half of the time of loading, and a process that compiles nothing does without it.
 
@@ -345,7 +345,7 @@ def compiled(function: _Function, **options: Any) -> _Function:
 
 @cache
 def note_compiling(function: Any, what: str) -> None:
-    """Log that a kernel, and those that it calls, have to be compiled, once; nothing if an earlier process did that.
+    """Log, once, that a kernel has to be compiled; nothing is logged if an earlier process compiled it.
 
     Args:
         what: see `KernelCache`.

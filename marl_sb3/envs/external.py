@@ -1,7 +1,7 @@
 """An env that clients step: a game, a robot or a simulator that Python cannot call sends what its agents see.
 
-Only its agents and spaces are known here. What a client reports of a step is put into `report`, and the env returns it
-as the result of its next `reset` or `step`, so that it is checked and counted like that of any other env.
+Only its agents and spaces are known here. A client's report of a step is put into `report`. The next `reset` or `step`
+returns it, so that it is checked and counted as for any other env.
 """
 
 from __future__ import annotations

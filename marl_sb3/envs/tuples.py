@@ -62,8 +62,8 @@ class TupleEnv(ParallelEnv):  # type: ignore[misc]
         """Step the env with the actions of all agents.
 
         Raises:
-            ValueError: the env returns a number of observations, rewards or ends that is not that of its agents, or
-                ends some of them.
+            ValueError: the env does not return one observation, reward and end for each agent, or ends some agents
+                only.
         """
         chosen = tuple(actions[agent] for agent in self.possible_agents)
         observations, rewards, terminated, truncated, info = self.env.step(chosen)
@@ -174,7 +174,7 @@ class DeadActKind(EnvKind):
     what = "a pettingzoo.ParallelEnv"
 
     def recognises(self, env: Any) -> bool:
-        """Whether one of its wrappers is that one; SuperSuit is not imported for that."""
+        """Whether one of its wrappers is `black_death`; SuperSuit is not imported for that."""
         while isinstance(env, BaseParallelWrapper) and type(env).__name__ != "black_death_par":
             env = env.env
         return type(env).__name__ == "black_death_par"

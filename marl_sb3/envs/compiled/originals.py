@@ -1,7 +1,7 @@
 """Whether an env is the one that a compiled twin was written for: by its code and attributes, not by what it does.
 
-The text of its modules has to be that of a known version, and what the process has of them has to be what this text
-makes: no function, constant, class or attribute of the env has been replaced.
+The text of its modules has to be that of a known version, and nothing in the process may differ from that text: no
+function, constant, class or attribute of the env has been replaced.
 """
 
 from __future__ import annotations

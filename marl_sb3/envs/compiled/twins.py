@@ -1,4 +1,4 @@
-"""Compiled envs in the place of others, of which it is proved that they are those that are known: see `Twin`."""
+"""Compiled twins of known envs: each replaces an env only if its code is proved to be the known one; see `Twin`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded episodes as a policy learns from them: what it would have observed, and its actions, in its own spaces."""
+"""Recorded episodes as a policy learns from them: observations and actions in the spaces of the policy."""
 
 from __future__ import annotations
 

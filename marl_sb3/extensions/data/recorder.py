@@ -79,7 +79,7 @@ class _Seat:
 
 
 class EpisodeRecorder:
-    """An `ActingWatcher` that records every episode that it has seen from its beginning to its end.
+    """An `ActingWatcher` that records every episode it has watched from beginning to end.
 
     Args:
         env: the envs.

@@ -130,7 +130,7 @@ class PathStillValid:
         return facts == self._facts and _are_same(objects, self._objects)
 
     def _look(self) -> tuple[list[Any], list[Any]]:
-        """Return objects that have to stay the same ones, and facts about these and others that have to stay equal.
+        """Return the objects that may not be replaced, and the facts that may not change.
 
         It runs before every rollout and every update, however short: `map` does what is done with each of many.
         """
@@ -208,9 +208,9 @@ _MAKING = ("__init__", "__setstate__")
 
 
 def replaced_method(kind: type) -> str | None:
-    """Return the name of a method of a library's class which the module of the class does not define; None: it has all.
+    """Return the first method of a library's class that was replaced from outside its module; None: there is none.
 
-    Bases are not asked.
+    Inherited methods are not checked.
     """
     members = ((name, member) for name, member in vars(kind).items() if name not in _MAKING)
     return next((f"{kind.__name__}.{name}" for name, member in members if not _is_own(member, kind)), None)
@@ -397,7 +397,7 @@ def sequence_coverage(algorithm: Any) -> PathStillValid | str:
 
 
 def lstms_of(policy: Any) -> list[Any]:
-    """Return the LSTM of the actor, and that of the critic, if it has one of its own."""
+    """Return the LSTM of the actor, and the critic's own one if there is one."""
     return [lstm for lstm in (policy.lstm_actor, policy.lstm_critic) if lstm is not None]
 
 

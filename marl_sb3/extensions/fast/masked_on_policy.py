@@ -29,7 +29,7 @@ def masks_in_update(algorithm: Any, method: str, changed: Callable[[Any], Any] |
     Args:
         algorithm: its rollout buffer yields minibatches with `action_masks`.
         method: takes `action_masks`.
-        changed: returns what stands for a result of the method; None: it does itself.
+        changed: replaces each result of the method; None: they stay.
     """
     buffer, policy, factor = algorithm.rollout_buffer, algorithm.policy, getattr(algorithm, "sub_sampling_factor", 1)
     draw, compute, latest = buffer.get, getattr(policy, method), [None]

@@ -1,4 +1,4 @@
-"""The processing of observations and rewards in compiled rollouts: which of it they know, and its numbers there."""
+"""The processing of observations and rewards in compiled rollouts: which settings these cover, and their arguments."""
 
 from __future__ import annotations
 

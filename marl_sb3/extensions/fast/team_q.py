@@ -41,8 +41,8 @@ class TeamQLearning(MaskedQLearning, DQN):
 
     Args:
         policy: as in `stable_baselines3.DQN`; the same for `env` and `settings`.
-        team_reward: what a team is paid: the `sum` of what its agents are, their `mean`, or, if they are all paid the
-            same, that (`shared`).
+        team_reward: what a team is paid: the `sum` or the `mean` of its agents' rewards, or `shared`: all agents have
+            the same reward, and it is the team's.
         double_dqn: whether the online network chooses the next actions, and the target network only says what
             they are worth: the overestimates of a maximum add up over the agents.
     """

@@ -1,4 +1,4 @@
-"""Shards: some envs and copies of the policies that act in them, what they are told and send back in a round.
+"""Shards: some envs with copies of the policies, and the messages of a round to and from them.
 
 A process rolls out the shards of its `ShardHost`.
 """

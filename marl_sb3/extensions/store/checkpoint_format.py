@@ -116,7 +116,7 @@ def _json(tree: Any) -> bytes:
 
 
 def state_to_json(state: State) -> tuple[bytes, dict[str, Array]]:
-    """Return a state as JSON that refers to its arrays, and these by the names it uses; see `state_from_json`."""
+    """Return a state as JSON with names in the place of its arrays, and the arrays by name; see `state_from_json`."""
     plain, arrays = _without_arrays(state)
     return _json(plain), arrays
 

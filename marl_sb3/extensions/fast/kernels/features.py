@@ -1,7 +1,7 @@
 """Observations as policies see them: normalised, stacked, with numbers appended, as `marl_sb3.core.processing` does it.
 
-Compiled rollouts call `features` by its address, so that it is compiled only where there is more to an observation than
-what the env shows.
+Compiled rollouts call `features` by its address, so that it is compiled only where policies do not see observations as
+the env shows them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _ints_at(address: int, size: int) -> Any:
 
 @strict_kernel
 def _see_numbers(table: Array, row: int, frames: FloatArray) -> None:
-    """Write the frames of a row: those that it remembers, and what it observes; NaN for what is not finite."""
+    """Write the frames of a row, the older ones first; NaN for numbers that are not finite."""
     n, older = table[NUMBERS], table[NUMBERS] * (table[FRAMES] - 1)
     stack = vector_at(table[STACK_S] + 4 * (older + n) * row, older + n)
     observed = vector_at(table[OBSERVED_S] + 4 * table[WIDTH] * _ints_at(table[PLACES_S], row + 1)[row], n)
@@ -88,9 +88,9 @@ def _see_categories(table: Array, row: int, frames: Array) -> None:
 
 @strict_kernel
 def _write_ones(table: Array, frames: Array, seen: FloatArray) -> int:
-    """Write categories one-hot, all of them NaN for what is no category; returns where they end.
+    """Write categories one-hot, and only NaN for a number that is no category; returns where they end.
 
-    Of stacked ones there is one more, which stands for frames before the first one.
+    With stacked frames there is one more category: the frame is from before the episode.
     """
     n, more, at = table[NUMBERS], 1 if table[FRAMES] > 1 else 0, 0
     choices = _ints_at(table[CHOICES_S], n)

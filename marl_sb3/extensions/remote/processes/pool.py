@@ -1,4 +1,4 @@
-"""Pools: processes that do what they are asked, whatever starts them and carries the messages.
+"""Pools of processes that answer calls, with one interface for all ways of starting processes and of messages.
 
 `InProcessPool` and `LocalPool` are for this machine; `RayPool` of `processes.ray` is for a cluster.
 """

@@ -1,4 +1,4 @@
-"""A worker, as the main process sees it: a process that works for this one, with what ends it and what replaces it."""
+"""A worker as the main process sees it: it starts the process, notices when it ends, and replaces it."""
 
 from __future__ import annotations
 
