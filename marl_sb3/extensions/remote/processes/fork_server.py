@@ -206,7 +206,7 @@ _MAIN_ENDED: signal.Signals = getattr(signal, "SIGUSR2", signal.SIGTERM)
 
 
 class Forker:
-    """Forks workers from this process, and ends them, in a fork server or directly in the main process.
+    """Forks workers from this process, and ends them: in a fork server, or in a process that forks its own ones.
 
     Args:
         inherited: a socket that workers do not keep.
