@@ -6,7 +6,7 @@ user's own implementation is added in the same way, from a module that `--import
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime_checkable
@@ -33,6 +33,14 @@ if TYPE_CHECKING:
     from marl_sb3.types import AgentID, Array, PolicyID
 
 T = TypeVar("T")
+
+
+def imported(place: T | str) -> T:
+    """Return what stands at a place, `package.module:NAME`, which is imported; anything else as it is."""
+    if not isinstance(place, str):
+        return place
+    module, _, name = place.partition(":")
+    return cast("T", getattr(import_module(module), name))
 
 
 class Door(Generic[T]):
@@ -70,10 +78,7 @@ class Door(Generic[T]):
         """
         if name not in self._added:
             raise KeyError(f"unknown {self._what} {name!r}; accepted: {', '.join(self._added) or 'none is there'}")
-        added = self._added[name]
-        if isinstance(added, str):
-            module, _, attribute = added.partition(":")
-            added = self._added[name] = cast("T", getattr(import_module(module), attribute))
+        added = self._added[name] = imported(self._added[name])
         return added
 
     def names(self) -> list[str]:
@@ -120,15 +125,12 @@ class EnvKind(Protocol):
 
 
 ENV_KINDS: Door[EnvKind] = Door("kind of envs")
-BUILTIN_ENVS: Door[Callable[..., Any]] = Door("built-in env")  # factories by the id of their envs
-REGISTERED_ENVS: Door[Callable[..., Any]] = Door("registered env")  # the user's, by `marl_sb3.register_env`
-# By Gymnasium's id: of a factory of such envs, `make_batched(num_envs, **env_kwargs)`, whose batch does what they do,
-# and `why_not_batched(env_kwargs)`: why there is none with these arguments, or None.
-BATCHED_TWINS: Door[Callable[[Any], Mapping[str, Callable[..., Any]]]] = Door("batched twin of an env")
 
 
 class EnvFinder(Protocol):
-    """Finds the envs of ids that are neither built in nor registered here, with PettingZoo or with Gymnasium."""
+    """Finds envs by their ids. Those that `marl_sb3.register_env` was given come first, then each finder is asked."""
+
+    reserved: Collection[str] = ()  # ids of the finder's that `register_env` refuses
 
     def find(self, env_id: str) -> Callable[..., Any] | None:
         """Return the factory of an id; None if the next finder is to be asked.
@@ -139,9 +141,11 @@ class EnvFinder(Protocol):
 
     def known_ids(self) -> Iterable[str]:
         """Return ids for the message on one that no finder knows."""
+        return ()
 
     def meant(self, name: str, mine: Sequence[str]) -> str:
         """Say what a name may mean, as one of the ids `mine`; "" if nobody knows. The last finder is asked first."""
+        return ""
 
 
 ENV_FINDERS: Door[EnvFinder] = Door("finder of envs")

@@ -115,14 +115,12 @@ def _seeds_are_set_without_looking_around() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _registered_envs_are_forgotten() -> Iterator[None]:
     """What a test registers, none of the next ones finds, whatever their order."""
-    from marl_sb3.doors import REGISTERED_ENVS
+    from marl_sb3.core.envs import REGISTERED
 
-    before = REGISTERED_ENVS.added()
+    before = dict(REGISTERED)
     yield
-    for name in REGISTERED_ENVS.names():
-        REGISTERED_ENVS.remove(name)
-    for name, factory in before.items():
-        REGISTERED_ENVS.add(name, factory)
+    REGISTERED.clear()
+    REGISTERED.update(before)
 
 
 def no_signals_are_ignored() -> None:

@@ -93,9 +93,9 @@ def _env_ids() -> list[str]:
     import pettingzoo
 
     import marl_sb3.envs  # noqa: F401 - hangs at the doors
-    from marl_sb3.doors import BUILTIN_ENVS, ENV_FINDERS
+    from marl_sb3.doors import ENV_FINDERS
 
-    own = {*BUILTIN_ENVS.names(), *(env_id for finder in ENV_FINDERS for env_id in finder.known_ids())} - {"external"}
+    own = {env_id for finder in ENV_FINDERS for env_id in finder.known_ids()}
     return sorted({*own, *pettingzoo.parallel_registry, *pettingzoo.aec_registry, *gymnasium.registry})
 
 

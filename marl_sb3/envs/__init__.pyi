@@ -8,6 +8,7 @@ from .external import read_external as read_external
 from .external_vec_env import Answered as Answered
 from .external_vec_env import EpisodeRefusedError as EpisodeRefusedError
 from .external_vec_env import ExternalVecEnv as ExternalVecEnv
+from .finding import TWINS as TWINS
 from .finding import attribute_from_here as attribute_from_here
 from .finding import factory_id as factory_id
 from .finding import importable_id as importable_id

@@ -1,4 +1,4 @@
-"""Find envs by id in modules and in installed packages, and name the factories that users pass in Python."""
+"""Find envs by id: those of the package, of registries, of modules and of installed packages; name users' factories."""
 
 from __future__ import annotations
 
@@ -6,34 +6,60 @@ import difflib
 import functools
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import pettingzoo
+from pettingzoo.env_registry.exceptions import PettingZooRegistryError
+from typing_extensions import override
 
+from marl_sb3.core.config import EXTERNAL
 from marl_sb3.core.envs import (
+    REGISTERED,
     EnvFactory,
     env_factory,
-    factory_in_registries,
     import_from_here,
     imported_modules,
     module_id,
     raise_in_words,
+    why_not_batched,
 )
-from marl_sb3.doors import BATCHED_TWINS, REGISTERED_ENVS
+from marl_sb3.doors import EnvFinder, imported
 from marl_sb3.errors import ConfigError, did_you_mean
 
-if TYPE_CHECKING:
-    from marl_sb3.doors import EnvFinder
-
 GROUP = "marl_sb3.envs"
+
+_OWN: Mapping[str, str] = {
+    "arena": "marl_sb3.envs.arena:ArenaEnv",
+    "waterworld": "marl_sb3.envs.waterworld:WaterworldEnv",
+    EXTERNAL: "marl_sb3.envs.external:ExternalEnv",
+}
+
+# By id: of a factory of such envs, `make_batched(num_envs, **env_kwargs)`, whose batch does what they do, and
+# `why_not_batched(env_kwargs)`, which says why there is none with these arguments, or None. They may be places.
+TWINS: dict[str, Callable[[Any], Mapping[str, Callable[..., Any]]] | str] = {
+    **dict.fromkeys(("CartPole-v0", "CartPole-v1"), "marl_sb3.envs.compiled.classic_control:CART_POLE"),
+    "Acrobot-v1": "marl_sb3.envs.compiled.classic_control:ACROBOT",
+    "MountainCar-v0": "marl_sb3.envs.compiled.classic_control:MOUNTAIN_CAR",
+    "MountainCarContinuous-v0": "marl_sb3.envs.compiled.classic_control:MOUNTAIN_CAR_CONTINUOUS",
+    "Pendulum-v1": "marl_sb3.envs.compiled.classic_control:PENDULUM",
+    **dict.fromkeys(("FrozenLake-v1", "FrozenLake8x8-v1"), "marl_sb3.envs.compiled.toy_text:FROZEN_LAKE"),
+    **dict.fromkeys(("Taxi-v3", "Taxi-v4"), "marl_sb3.envs.compiled.toy_text:TAXI"),
+    "mpe2/simple_reference-v3": "marl_sb3.envs.compiled.mpe:SIMPLE_REFERENCE",
+    "mpe2/simple_speaker_listener-v4": "marl_sb3.envs.compiled.mpe:SIMPLE_SPEAKER_LISTENER",
+    "mpe2/simple_tag-v3": "marl_sb3.envs.compiled.mpe:SIMPLE_TAG",
+    "mpe2/simple_spread-v3": "marl_sb3.envs.compiled.mpe:SIMPLE_SPREAD",
+}
 
 # Packages whose envs are modules, and where these are: `mpe2/simple_spread-v3` is `mpe2.simple_spread_v3:parallel_env`.
 _MODULES: Mapping[str, str] = {"mpe2": "mpe2", "magent2": "magent2.environments"}
@@ -51,21 +77,41 @@ _REGISTERING: Mapping[str, str] = {
 _SHOWN = 200  # characters; an env id from a file may be very long
 
 
-class Installed:
-    """Envs of modules, `package.module:factory`, and of installed packages; see `marl_sb3.doors.EnvFinder`."""
+class BuiltIn(EnvFinder):
+    """Envs that come with the package."""
 
+    reserved = tuple(_OWN)
+
+    @override
     def find(self, env_id: str) -> EnvFactory | None:
-        """See `EnvFinder.find`; an id with a colon is always that of a module."""
+        factory: EnvFactory | None = imported(_OWN[env_id]) if env_id in _OWN else None
+        return factory
+
+    @override
+    def known_ids(self) -> Iterable[str]:
+        return [env_id for env_id in _OWN if env_id != EXTERNAL]  # which a command names in another way
+
+
+class Installed(EnvFinder):
+    """Envs of PettingZoo and Gymnasium, of modules, `package.module:factory`, and of installed packages."""
+
+    @override
+    def find(self, env_id: str) -> EnvFactory | None:
+        """Return the factory of an id, as `EnvFinder` says; an id with a colon is always that of a module."""
+        if ":" not in env_id and (factory := _in_registries(env_id)) is not None:
+            return factory
         if (known := _known_id(env_id)) != env_id:
-            return factory_in_registries(known) or _of_module(known)
+            return _in_registries(known) or _of_module(known)
         return _imported_factory(env_id) if ":" in env_id else _of_module(env_id) or _of_entry_point(env_id)
 
+    @override
     def known_ids(self) -> Iterable[str]:
-        """See `EnvFinder.known_ids`: those of entry points."""
+        """Return the ids of entry points."""
         return (point.name for point in entry_points(group=GROUP))
 
+    @override
     def meant(self, name: str, mine: Sequence[str]) -> str:
-        """See `EnvFinder.meant`: an env in a Python file of the working directory, in another package, or of an id."""
+        """Say which env is meant: in a Python file of the working directory, in another package, or of an id."""
         if len(name) > _SHOWN:  # no file has such a name
             return ""
         here = Path(f"{name.replace('.', '/')}.py")
@@ -85,13 +131,54 @@ class Installed:
         return ", ".join(dict.fromkeys(versions_of(name) or difflib.get_close_matches(name, known, n=3)))
 
 
-FINDER: EnvFinder = Installed()
+BUILT_IN, INSTALLED = BuiltIn(), Installed()
 
 
 def versions_of(name: str) -> list[str]:
     """Return the ids of PettingZoo's games of a name alone: `classic/connect_four-v3` of connect_four."""
     known = [*pettingzoo.parallel_registry, *pettingzoo.aec_registry]
     return [each for each in known if re.fullmatch(rf"\w+/{re.escape(name)}[-_]v[0-9]+", each)]
+
+
+# --- Registries ------------------------------------------------------------------------------------------------------
+
+
+def _in_registries(env_id: str) -> EnvFactory | None:
+    """Return the factory of an env that PettingZoo's registry has, or Gymnasium's; None if there is none."""
+    for kind in ("parallel", "aec"):
+        with suppress(PettingZooRegistryError):
+            return _of_spec(kind, pettingzoo.spec(kind, env_id))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "out of date" warnings: the user chose this version
+            spec = gymnasium.spec(env_id)
+    except gymnasium.error.Error:
+        return None
+    factory: EnvFactory = _maker(env_id, gymnasium.make, spec)
+    vars(factory).update(imported(TWINS[spec.id])(factory) if spec.id in TWINS else {})
+    return factory
+
+
+def _maker(env_id: str, make: Callable[..., Any], *of: Any) -> Any:
+    def factory(**kwargs: Any) -> Any:
+        return make(*of, **kwargs)
+
+    factory.__qualname__ = env_id
+    vars(factory)["found_as"] = env_id  # for messages
+    return factory
+
+
+def _of_spec(kind: str, spec: Any) -> EnvFactory:
+    """Return a factory with the signature and the `make_batched` of PettingZoo's entry point."""
+    factory, entry_point = _maker(spec.id, pettingzoo.make, kind, spec), spec.entry_point
+    try:
+        entry_point = imported(entry_point)
+        factory.__signature__ = inspect.signature(entry_point)
+        own = ("make_batched", "why_not_batched") if why_not_batched(entry_point, {}) is None else ()
+        vars(factory).update({name: getattr(entry_point, name) for name in own if hasattr(entry_point, name)})
+    except (ImportError, ValueError):
+        pass  # making the env reports it
+    return factory  # type: ignore[no-any-return]
 
 
 # --- Modules ---------------------------------------------------------------------------------------------------------
@@ -111,7 +198,7 @@ def _imported_factory(path: str) -> EnvFactory:
     module = import_from_here(module_name, f"env {path!r}", "package.module:factory")
     # As in `gymnasium.make("module:Env-v0")`: importing the module may have registered an env of this id.
     try:
-        factory = getattr(module, attribute, None) or factory_in_registries(attribute)
+        factory = getattr(module, attribute, None) or _in_registries(attribute)
     except ImportError as error:  # of a package that imports its modules when they are looked up
         raise ConfigError(f"env {path!r}: cannot import {attribute!r}: {error}", key="env") from error
     if isinstance(factory, ModuleType) and {"parallel_env", "env"}.intersection(dir(factory)):
@@ -164,7 +251,7 @@ def _of_module(env_id: str) -> EnvFactory | None:
     except ImportError as error:
         raise ConfigError(f"env {env_id!r}: {_why_not(package, module, error)}", key="env") from error
     twin = f"{package}/{name}-{version}"
-    return _with_twin(factory, twin) if twin in BATCHED_TWINS else factory
+    return _with_twin(factory, twin) if twin in TWINS else factory
 
 
 def _with_twin(plain: EnvFactory, twin: str) -> EnvFactory:
@@ -174,7 +261,7 @@ def _with_twin(plain: EnvFactory, twin: str) -> EnvFactory:
     def factory(**env_kwargs: Any) -> Any:
         return plain(**env_kwargs)
 
-    vars(factory).update(BATCHED_TWINS[twin](plain))
+    vars(factory).update(imported(TWINS[twin])(plain))
     return factory
 
 
@@ -243,9 +330,9 @@ def _script_module() -> str:
 def importable_id(env: str, factory: EnvFactory | None = None) -> str | None:
     """An id that another process can import; None if only this process has the env."""
     # What is registered here, a module of `--import` registers there, too.
-    if factory is None and (env not in REGISTERED_ENVS or imported_modules()):
+    if factory is None and (env not in REGISTERED or imported_modules()):
         return env
-    factory = factory or REGISTERED_ENVS[env]
+    factory = factory or REGISTERED[env]
     path = factory_id(factory)
     module_name, _, attribute = path.partition(":")
     there = module_name != "__main__" and getattr(sys.modules.get(module_name), attribute, None) is factory

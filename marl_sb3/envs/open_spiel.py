@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv
+from typing_extensions import override
 
 from marl_sb3.core.envs import MASK, EnvFactory
+from marl_sb3.doors import EnvFinder
 from marl_sb3.envs.finding import versions_of
 from marl_sb3.errors import ConfigError, install_words
 from marl_sb3.types import AgentID, Array
 from marl_sb3.wrappers import OBSERVATION
-
-if TYPE_CHECKING:
-    from marl_sb3.doors import EnvFinder
 
 OPEN_SPIEL = "open_spiel/"  # and the name of a game
 
@@ -183,11 +182,11 @@ def _made(env_id: str, render_mode: str | None = None, **parameters: Any) -> Ope
     return OpenSpielEnv(spiel_game(env_id, parameters), render_mode)
 
 
-class OpenSpielGames:
-    """Finds `open_spiel/NAME`; see `marl_sb3.doors.EnvFinder`."""
+class OpenSpielGames(EnvFinder):
+    """Finds `open_spiel/NAME`; it lists none of the hundred games."""
 
+    @override
     def find(self, env_id: str) -> EnvFactory | None:
-        """See `EnvFinder.find`."""
         if not env_id.startswith(OPEN_SPIEL):
             return None
         if not _is_installed():
@@ -195,12 +194,9 @@ class OpenSpielGames:
             raise ConfigError(f"env {env_id!r}: {words}", key="env")
         return partial(_made, env_id)
 
-    def known_ids(self) -> Iterable[str]:
-        """See `EnvFinder.known_ids`: none, there are a hundred."""
-        return ()
-
+    @override
     def meant(self, name: str, mine: Sequence[str]) -> str:
-        """See `EnvFinder.meant`: the name of a game alone."""
+        """Return the id of a game whose name is given alone."""
         if not _is_installed() or versions_of(name):
             return ""
         import pyspiel
@@ -212,4 +208,4 @@ def _is_installed() -> bool:
     return importlib.util.find_spec("pyspiel") is not None
 
 
-FINDER: EnvFinder = OpenSpielGames()
+FINDER = OpenSpielGames()

@@ -6,8 +6,6 @@ from marl_sb3.doors import (
     ACTION_FORMS,
     ALGORITHM_TABLES,
     ASSIGNED_RUNNERS,
-    BATCHED_TWINS,
-    BUILTIN_ENVS,
     CALLBACK_CHECKS,
     DIALECTS,
     ENGINES,
@@ -28,30 +26,14 @@ from marl_sb3.doors import (
 )
 
 ACTION_FORMS.add("joined", "marl_sb3.extensions.fast.joined_actions:joined_actions")
-BATCHED_TWINS.add("CartPole-v0", "marl_sb3.envs.compiled.classic_control:CART_POLE")
-BATCHED_TWINS.add("CartPole-v1", "marl_sb3.envs.compiled.classic_control:CART_POLE")
-BATCHED_TWINS.add("Acrobot-v1", "marl_sb3.envs.compiled.classic_control:ACROBOT")
-BATCHED_TWINS.add("FrozenLake-v1", "marl_sb3.envs.compiled.toy_text:FROZEN_LAKE")
-BATCHED_TWINS.add("FrozenLake8x8-v1", "marl_sb3.envs.compiled.toy_text:FROZEN_LAKE")
-BATCHED_TWINS.add("MountainCar-v0", "marl_sb3.envs.compiled.classic_control:MOUNTAIN_CAR")
-BATCHED_TWINS.add("MountainCarContinuous-v0", "marl_sb3.envs.compiled.classic_control:MOUNTAIN_CAR_CONTINUOUS")
-BATCHED_TWINS.add("Pendulum-v1", "marl_sb3.envs.compiled.classic_control:PENDULUM")
-BATCHED_TWINS.add("Taxi-v3", "marl_sb3.envs.compiled.toy_text:TAXI")
-BATCHED_TWINS.add("Taxi-v4", "marl_sb3.envs.compiled.toy_text:TAXI")
-BATCHED_TWINS.add("mpe2/simple_reference-v3", "marl_sb3.envs.compiled.mpe:SIMPLE_REFERENCE")
-BATCHED_TWINS.add("mpe2/simple_speaker_listener-v4", "marl_sb3.envs.compiled.mpe:SIMPLE_SPEAKER_LISTENER")
-BATCHED_TWINS.add("mpe2/simple_tag-v3", "marl_sb3.envs.compiled.mpe:SIMPLE_TAG")
-BATCHED_TWINS.add("mpe2/simple_spread-v3", "marl_sb3.envs.compiled.mpe:SIMPLE_SPREAD")
-BUILTIN_ENVS.add("arena", "marl_sb3.envs.arena:ArenaEnv")
-BUILTIN_ENVS.add("waterworld", "marl_sb3.envs.waterworld:WaterworldEnv")
-BUILTIN_ENVS.add("external", "marl_sb3.envs.external:ExternalEnv")
 CALLBACK_CHECKS.add("hooks", "marl_sb3.extensions.hooks.accepted:require_usable")
 DIALECTS.add("other libraries", "marl_sb3.extensions.dialects.names:OTHER_NAMES")
 ASSIGNED_RUNNERS.add("each episode", "marl_sb3.extensions.assignment:AssignedRunner")
 ASSIGNED_RUNNERS.add("league", "marl_sb3.league.runner:LeagueRunner")
 ALGORITHM_TABLES.add("marl_sb3", "marl_sb3.extensions.fast.builtin:TABLE")
 ENGINES.add("kernels", "marl_sb3.extensions.fast.fused_on_policy:kernel_engine")
-ENV_FINDERS.add("installed", "marl_sb3.envs.finding:FINDER")
+ENV_FINDERS.add("built_in", "marl_sb3.envs.finding:BUILT_IN")
+ENV_FINDERS.add("installed", "marl_sb3.envs.finding:INSTALLED")
 ENV_FINDERS.add("open_spiel", "marl_sb3.envs.open_spiel:FINDER")
 ENV_KINDS.add("several", "marl_sb3.envs.tuples:SEVERAL")
 ENV_KINDS.add("rllib", "marl_sb3.envs.rllib:KIND")

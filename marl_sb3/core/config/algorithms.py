@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, cast
 from msgspec import Meta
 
 from marl_sb3.core.config.values import FiniteFloat, takes_integers_only
-from marl_sb3.doors import ALGORITHM_TABLES, counterpart
+from marl_sb3.doors import ALGORITHM_TABLES, counterpart, imported
 from marl_sb3.errors import ConfigError, require_known, shown
 
 # --- Schedules -------------------------------------------------------------------------------------------------------
@@ -88,7 +87,7 @@ class AlgorithmInfo:
     @property
     def algorithm_class(self) -> type[Any]:
         """Its class, which is imported now if it is not yet."""
-        return class_at(self.algorithm)
+        return imported(self.algorithm)
 
     @cached_property
     def _base(self) -> AlgorithmInfo | None:
@@ -105,7 +104,7 @@ class AlgorithmInfo:
         """The class of its learners, which is imported now if it is not yet."""
         if self.learner is None and self._base is not None:
             return self._base.learner_class
-        return class_at(cast("str | type[Any]", self.learner))
+        return imported(cast("str | type[Any]", self.learner))
 
     @cached_property
     def kinds(self) -> Mapping[str, Any]:
@@ -135,14 +134,6 @@ class AlgorithmInfo:
 def place_of(cls: type[Any]) -> str:
     """Return where a class is: `module:class`."""
     return f"{cls.__module__}:{cls.__qualname__}"
-
-
-def class_at(place: str | type[Any]) -> type[Any]:
-    """Import the class at a place, `module:class`; return a class as it is."""
-    if isinstance(place, type):
-        return place
-    module, _, cls = place.partition(":")
-    return cast("type[Any]", getattr(importlib.import_module(module), cls))
 
 
 # --- Those that are known ---------------------------------------------------------------------------------------------
@@ -281,7 +272,7 @@ def saved_class(name: str) -> type[Any]:
         ConfigError: there is none of this name.
     """
     stock = {_name_of_stock(info.stock): info.stock for info in built_in().values() if info.stock}
-    return class_at(stock[name]) if name in stock else algorithm_info(name).algorithm_class
+    return imported(stock[name]) if name in stock else algorithm_info(name).algorithm_class
 
 
 def _name_of_stock(place: str) -> str:

@@ -13,9 +13,9 @@ from .faults import ask_for_state as ask_for_state
 from .faults import close_in_words as close_in_words
 from .faults import in_words as in_words
 from .faults import raise_in_words as raise_in_words
+from .registry import REGISTERED as REGISTERED
 from .registry import EnvFactory as EnvFactory
 from .registry import env_factory as env_factory
-from .registry import factory_in_registries as factory_in_registries
 from .registry import import_from_here as import_from_here
 from .registry import import_modules as import_modules
 from .registry import imported_modules as imported_modules

@@ -1,33 +1,30 @@
-"""Find envs by id: built-in, registered, or of a finder at the door; make them with checked arguments."""
+"""Find envs by id, registered ones and those of the finders at the door; make them with checked arguments."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import gymnasium
-import pettingzoo
 from gymnasium.error import DependencyNotInstalled
 from pettingzoo import AECEnv, ParallelEnv
-from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistryError
+from pettingzoo.env_registry.exceptions import FailedToImport
 
-from marl_sb3.core.config import EXTERNAL
 from marl_sb3.core.envs.converted import SingleAgentEnv, as_parallel
 from marl_sb3.core.envs.faults import RAISED, raise_in_words
-from marl_sb3.doors import BATCHED_TWINS, BUILTIN_ENVS, ENV_FINDERS, ENV_KINDS, REGISTERED_ENVS, counterpart
+from marl_sb3.doors import ENV_FINDERS, ENV_KINDS, counterpart
 from marl_sb3.errors import ConfigError, described, shown
 
 EnvFactory = Callable[..., Any]  # makes an env of a kind that is known: one of `_OWN`, or at the door `ENV_KINDS`
 
 _imports: list[str] = []  # modules that the user has named after `--import`
+REGISTERED: dict[str, EnvFactory] = {}  # id -> factory, by `register_env`
 
 
 # The envs that the core knows, by class: what they are, and how a `ParallelEnv` is made of one. Those at the door
@@ -50,11 +47,11 @@ def register_env(name: str, factory: EnvFactory) -> None:
     Raises:
         ConfigError: a built-in env has this name, or the factory cannot be called.
     """
-    if name in BUILTIN_ENVS:
+    if any(name in finder.reserved for finder in ENV_FINDERS):
         raise ConfigError(f"the env id {name!r} is built in; choose another name", key="env")
     if not callable(factory):
         raise ConfigError(f"the factory of env {name!r} is {factory!r}, which cannot be called", key="env")
-    REGISTERED_ENVS.add(name, factory)
+    REGISTERED[name] = factory
 
 
 def env_factory(env: str | EnvFactory) -> EnvFactory:
@@ -71,15 +68,12 @@ def env_factory(env: str | EnvFactory) -> EnvFactory:
         if not callable(env):
             raise ConfigError(f"env is {env!r}; accepted: an id or a factory of {_accepted()}", key="env")
         return env
-    for door in (REGISTERED_ENVS, BUILTIN_ENVS):
-        if env in door:
-            return door[env]
-    factory = None if ":" in env else factory_in_registries(env)
+    if env in REGISTERED:
+        return REGISTERED[env]
     for finder in ENV_FINDERS:
-        factory = factory or finder.find(env)
-    if factory is None:
-        raise ConfigError(_unknown(env), key="env")
-    return factory
+        if (factory := finder.find(env)) is not None:
+            return factory
+    raise ConfigError(_unknown(env), key="env")
 
 
 def module_id(module: ModuleType) -> str:
@@ -87,25 +81,8 @@ def module_id(module: ModuleType) -> str:
     return f"{module.__name__}:{'parallel_env' if hasattr(module, 'parallel_env') else 'env'}"
 
 
-def factory_in_registries(env_id: str) -> EnvFactory | None:
-    """Return the factory of an env that PettingZoo's registry has, or Gymnasium's; None if there is none."""
-    for kind in ("parallel", "aec"):
-        with suppress(PettingZooRegistryError):
-            return _of_spec(kind, pettingzoo.spec(kind, env_id))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "out of date" warnings: the user chose this version
-            spec = gymnasium.spec(env_id)
-    except gymnasium.error.Error:
-        return None
-    factory: EnvFactory = _maker(env_id, gymnasium.make, spec)
-    vars(factory).update(BATCHED_TWINS[spec.id](factory) if spec.id in BATCHED_TWINS else {})
-    return factory
-
-
 def _unknown(name: str) -> str:
-    builtin = (name for name in BUILTIN_ENVS.names() if name != EXTERNAL)  # which a command names in another way
-    mine = [*builtin, *REGISTERED_ENVS.names(), *(env_id for finder in ENV_FINDERS for env_id in finder.known_ids())]
+    mine = [*(env_id for finder in ENV_FINDERS for env_id in finder.known_ids()), *REGISTERED]
     meant = next(filter(None, (finder.meant(name, mine) for finder in reversed([*ENV_FINDERS]))), "")
     other = f"; did you mean {meant}?" if meant else "."
     known_ids = f"{', '.join(mine)}, PettingZoo and Gymnasium ids"
@@ -232,29 +209,6 @@ def import_from_here(module_name: str, where: str, accepted: str, key: str = "en
         raise
 
 
-def _maker(env_id: str, make: Callable[..., Any], *of: Any) -> Any:
-    def factory(**kwargs: Any) -> Any:
-        return make(*of, **kwargs)
-
-    factory.__qualname__ = env_id  # for messages
-    return factory
-
-
-def _of_spec(kind: str, spec: Any) -> EnvFactory:
-    """Return a factory with the signature and the `make_batched` of PettingZoo's entry point."""
-    factory, entry_point = _maker(spec.id, pettingzoo.make, kind, spec), spec.entry_point
-    try:
-        if isinstance(entry_point, str):
-            module, _, attribute = entry_point.partition(":")
-            entry_point = getattr(importlib.import_module(module), attribute)
-        factory.__signature__ = inspect.signature(entry_point)
-        own = ("make_batched", "why_not_batched") if why_not_batched(entry_point, {}) is None else ()
-        vars(factory).update({name: getattr(entry_point, name) for name in own if hasattr(entry_point, name)})
-    except (ImportError, ValueError):
-        pass  # making the env reports it
-    return factory  # type: ignore[no-any-return]
-
-
 def _signature(factory: EnvFactory) -> inspect.Signature | None:
     try:
         return inspect.signature(factory)
@@ -278,5 +232,6 @@ def _check_arguments(factory: EnvFactory, signature: inspect.Signature, argument
 def _name(factory: EnvFactory) -> str:
     """Name what a user has named: an id, or a class or a function by its module."""
     module, name = (getattr(factory, each, None) for each in ("__module__", "__qualname__"))
-    known = [each for each in REGISTERED_ENVS.names() if REGISTERED_ENVS[each] is factory]
-    return [*known, repr(factory) if name is None else name if module == __name__ else f"{module}:{name}"][0]
+    known = [env_id for env_id, registered in REGISTERED.items() if registered is factory]
+    found = vars(factory).get("found_as") if inspect.isfunction(factory) else None
+    return [*known, found or (repr(factory) if name is None else f"{module}:{name}")][0]

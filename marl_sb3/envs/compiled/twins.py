@@ -38,14 +38,14 @@ LIMIT = [("timestep", "i8"), ("limit", "i8")]
 
 
 class Twin(ABC):
-    """Makes compiled envs in the place of others; see `marl_sb3.doors.BATCHED_TWINS`.
+    """Makes compiled envs in the place of others; see `marl_sb3.envs.TWINS`.
 
     The twin is used only for an env that `why_not_original` knows, in wrappers that are known. What NumPy makes of its
     code on this machine is sampled besides, for `SAMPLE_STEPS` steps.
     """
 
     def __call__(self, factory: EnvFactory) -> Mapping[str, Callable[..., Any]]:
-        """See `marl_sb3.doors.BATCHED_TWINS`."""
+        """Return what makes the batch in the place of a factory's envs, and says why it may not, by name."""
         return {"make_batched": partial(self.make, factory), "why_not_batched": partial(self.why_not, factory)}
 
     @abstractmethod

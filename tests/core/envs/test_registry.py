@@ -18,8 +18,8 @@ from pettingzoo import AECEnv, ParallelEnv
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env, register_env
-from marl_sb3.core.envs import env_factory, make_env, why_not_batched
-from marl_sb3.doors import ENV_FINDERS, REGISTERED_ENVS
+from marl_sb3.core.envs import REGISTERED, env_factory, make_env, why_not_batched
+from marl_sb3.doors import ENV_FINDERS, EnvFinder
 from marl_sb3.envs import importable_id
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError, EnvRaisedError
@@ -206,10 +206,10 @@ def test_registration_that_cannot_work_is_refused(name, factory, problem):
     with pytest.raises(ConfigError) as caught:
         register_env(name, factory)
     assert str(caught.value).startswith(problem)
-    assert name not in REGISTERED_ENVS
+    assert name not in REGISTERED
 
 
-class Shelf:
+class Shelf(EnvFinder):
     """A finder of one env, in the user's own code."""
 
     def find(self, env_id: str) -> Any:
@@ -284,8 +284,6 @@ def test_an_env_is_named_as_the_user_has_named_it(monkeypatch):
         assert str(refusal("number")).startswith("number makes an object of builtins.int; accepted: ")
     finally:
         gymnasium.registry.pop("broken-v0")
-        REGISTERED_ENVS.remove("lambda")
-        REGISTERED_ENVS.remove("number")
 
 
 def test_error_inside_a_factory_is_told_with_its_line():

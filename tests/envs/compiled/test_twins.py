@@ -20,10 +20,11 @@ from small_runs import broken, start
 
 import marl_sb3
 from marl_sb3 import make_vec_env, register_env
-from marl_sb3.core.envs import env_factory, make_env
+from marl_sb3.core.envs import REGISTERED, env_factory, make_env
 from marl_sb3.core.state import StateReader
 from marl_sb3.core.vec_env import BatchedVecEnv, SyncVecEnv
-from marl_sb3.doors import BATCHED_TWINS, REGISTERED_ENVS
+from marl_sb3.doors import imported
+from marl_sb3.envs import TWINS as COMPILED
 from marl_sb3.envs.arena import ArenaEnv, rules
 from marl_sb3.envs.compiled import require_same
 from marl_sb3.envs.compiled.originals import KNOWN
@@ -155,7 +156,7 @@ PLACES = {  # random ones from all over the state space, where random actions wo
 def test_single_steps_from_anywhere_are_those_of_the_originals(env_id: str) -> None:
     rng, number = np.random.default_rng(0), 3000
     original: Any = gymnasium.make(env_id).unwrapped
-    twin = BATCHED_TWINS[env_id]
+    twin: Any = imported(COMPILED[env_id])
     batch: Any = twin(partial(gymnasium.make, env_id))["make_batched"](number)
     batch.reset(range(number), range(number))
     low, high = np.array(PLACES[env_id])
@@ -182,7 +183,7 @@ def test_single_steps_from_anywhere_are_those_of_the_originals(env_id: str) -> N
 
 def test_masks_of_the_taxi_are_those_of_the_original_everywhere() -> None:
     original: Any = gymnasium.make(TAXI).unwrapped
-    batch: Any = BATCHED_TWINS[TAXI](partial(gymnasium.make, TAXI))["make_batched"](500)
+    batch: Any = imported(COMPILED[TAXI])(partial(gymnasium.make, TAXI))["make_batched"](500)
     batch.states.place = range(500)
     expected = [original.action_mask(place).astype(np.bool_).tolist() for place in range(500)]
     assert batch.action_masks()[:, 0].tolist() == expected
@@ -201,10 +202,8 @@ def test_what_a_twin_does_not_cover_is_stepped_one_by_one(caplog: pytest.LogCapt
 
 def test_an_env_that_the_user_registers_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     register_env("CartPole-v1", lambda: gymnasium.make("CartPole-v1"))
-    try:
-        assert isinstance(make_vec_env("CartPole-v1"), SyncVecEnv)
-    finally:
-        REGISTERED_ENVS.remove("CartPole-v1")
+    assert isinstance(make_vec_env("CartPole-v1"), SyncVecEnv)
+    REGISTERED.clear()
     monkeypatch.setitem(gymnasium.registry, "CartPole-v1", replace(gymnasium.spec("Acrobot-v1"), id="CartPole-v1"))
     assert isinstance(make_vec_env("CartPole-v1"), SyncVecEnv)
 
