@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
     from stable_baselines3.common.base_class import BaseAlgorithm
     from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.vec_env import VecEnv
 
     from marl_sb3.core.acting import PolicyByAgent
     from marl_sb3.core.config import AlgorithmTable, PolicySection
     from marl_sb3.core.experience import ExperienceHook, LearnedExperience
-    from marl_sb3.core.learners import Learner, LearnerPart, PolicySpec
+    from marl_sb3.core.learners import Learner, PolicySpec
+    from marl_sb3.core.mapping import PolicyMapping
     from marl_sb3.core.metrics import EpisodeTracker, Result
     from marl_sb3.core.processing import Processing
     from marl_sb3.core.sb3 import Progress
     from marl_sb3.core.state import Checkpoint, State, StateReader, Tensors
     from marl_sb3.core.training import LocalRunner, MultiAgentAlgorithm, Runner, Setup, TrainingWatcher
     from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv, VecEnvRequest
-    from marl_sb3.types import AgentID, Array, PolicyID
+    from marl_sb3.types import AgentID, PolicyID
 
 T = TypeVar("T")
 
@@ -172,11 +172,8 @@ class Vectorizer(Protocol):
 
 # By the names that `make_vec_env` takes as `vectorizer`, and the commands after `--vectorizer`.
 VECTORIZERS: Door[Vectorizer] = Door("vectorizer")
-# For envs that this process does not step: `workers` for a request with `n_workers`, and `clients` for factories with
-# `steps_apart`.
-STEPPED_ELSEWHERE: Door[Vectorizer] = Door("vectorizer of envs that other processes step")
-# Each shows a vec env to SB3 as a `VecEnv`; the one at `rows` has a row for each agent.
-SB3_VEC_ENVS: Door[Callable[[MultiAgentVecEnv], VecEnv]] = Door("SB3 vec env")
+# The names of those that a request with `n_workers` takes, and factories with `steps_apart`; nobody else can.
+STEPPED_ELSEWHERE = ("n_workers", "steps_apart")
 
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------
@@ -289,7 +286,7 @@ class ExperienceMaker(Protocol):
 
 
 class Execution(Protocol):
-    """Where the envs of a training are stepped, and its policies act; a vec env names it in `stepped_by`.
+    """Says where the envs of a training are stepped and where its policies act: the `execution` of a vec env.
 
     One that has `make_local_runner`, which takes what `local_runner` takes, makes the runners of shards, too.
     """
@@ -302,13 +299,13 @@ class Execution(Protocol):
         """Make the runner of a training.
 
         Args:
-            setup: the policies, their learners, and the envs, whose `stepped_by` names this execution.
+            setup: the policies, their learners, and the envs, whose `execution` this is.
             tracker: of finished episodes.
             progress_after: returns what is left of the training after so many env steps more, from 1 to 0.
         """
 
 
-EXECUTIONS: Door[Execution] = Door("way to step envs")
+IN_THIS_PROCESS = "marl_sb3.core.training.setup:IN_THIS_PROCESS"  # the place of the one that most envs have
 
 
 # --- Which policy plays which agent -----------------------------------------------------------------------------------
@@ -352,11 +349,27 @@ class Assignment(Protocol):
         return None
 
 
-# Makes the runner of envs that a process steps, where an `Assignment` varies who plays; see `setup.local_runner`. One
-# with an attribute `runner` asks for the runner of this name, which may know others than the policies of the training.
-ASSIGNED_RUNNERS: Door[Callable[..., LocalRunner]] = Door("runner of envs whose agents policies play in turn")
-# Each takes a `policy_mapping_fn`, the policy ids and the groups of agents; makes an `Assignment` of it, or returns it.
-MAPPING_FUNCTIONS: Door[Callable[[Any, Sequence[PolicyID], Sequence[AgentGroup]], Any]] = Door("reader of mappings")
+class AssignedRunnerMaker(Protocol):
+    """Makes the runner of envs that a process steps, where an `Assignment` varies who plays."""
+
+    def __call__(
+        self,
+        mapping: PolicyMapping,
+        env: MultiAgentVecEnv,
+        policies: Mapping[PolicyID, Any],
+        tracker: EpisodeTracker,
+        *,
+        warns: bool,
+        first_env: int,
+    ) -> LocalRunner:
+        """Return the runner; `core.training.local_runner` describes the arguments."""
+
+    def read_mapping(self, mapping: Any, policy_ids: Sequence[PolicyID], groups: Sequence[AgentGroup]) -> Any:
+        """Return an `Assignment` for a `policy_mapping_fn` of a form of its own, and anything else as it is."""
+
+
+EACH_EPISODE = "each episode"  # the runner of assignments that do not name another one in an attribute `runner`
+ASSIGNED_RUNNERS: Door[AssignedRunnerMaker] = Door("runner of envs whose agents policies play in turn")
 
 
 # --- How a policy learns ----------------------------------------------------------------------------------------------
@@ -405,24 +418,23 @@ ENGINES: Door[EngineMaker] = Door("engine")
 # Read when an algorithm is first looked up.
 ALGORITHM_TABLES: Door[AlgorithmTable] = Door("table of algorithms")
 
-# Sections of settings of policies beside `processing`, such as those of parts of learners, by name.
+# Sections of settings of policies beside `processing`, by name; their `parts` are the parts of learners that they need.
 POLICY_SECTIONS: Door[type[PolicySection]] = Door("section of settings of policies")
-
-# By the setting of a policy that asks for the part, such as `replay_data`.
-LEARNER_PARTS: Door[type[LearnerPart]] = Door("part of learners")
 
 
 # --- What is seen of a training --------------------------------------------------------------------------------------
 
 
 class WatcherMaker(Protocol):
-    """Watches trainings: it sees what all policies do, and the episodes that end; callbacks see less, and later.
+    """Makes what watches trainings: it sees what all policies do, and the episodes that end, before callbacks do.
 
     Its name is that of its state in checkpoints. `tests/core/training/test_watchers.py` checks what each of them keeps.
     """
 
-    def __call__(self, algorithm: MultiAgentAlgorithm, callback: BaseCallback, /) -> TrainingWatcher | None:
-        """Return what watches a training that begins; None: nothing does, at no cost.
+    def __call__(
+        self, algorithm: MultiAgentAlgorithm, callback: BaseCallback, /
+    ) -> TrainingWatcher | ExperienceHook | None:
+        """Return what watches a training that begins, or what changes its experience; None: nothing does, at no cost.
 
         Args:
             algorithm: is about to train.
@@ -434,10 +446,6 @@ class WatcherMaker(Protocol):
 
 
 WATCHERS: Door[WatcherMaker] = Door("watcher of trainings")
-# Raises `ConfigError` for a callback of the user's that cannot work.
-CALLBACK_CHECKS: Door[Callable[[BaseCallback], None]] = Door("check of callbacks")
-# For all callbacks of a training: what changes the experience of its policies before they learn from it; or None.
-EXPERIENCE_HOOKS: Door[Callable[[BaseCallback], ExperienceHook | None]] = Door("hook of experience")
 
 
 class View(Protocol):
@@ -459,22 +467,7 @@ class View(Protocol):
         """Give the terminal back, or what else it has; there may be a second call, which has no effect."""
 
 
-class WriteFilm(Protocol):
-    """Writes a film, such as those of the `media` of episodes; its name in `FILMS` is the suffix of the file."""
-
-    def __call__(self, path: Path, frames: Array, /) -> None:
-        """Write the file in one piece, or leave what was there before.
-
-        Args:
-            frames: (T, height, width, 3) uint8, of at least one picture.
-
-        Raises:
-            EnvError: they are something else.
-        """
-
-
 VIEWS: Door[Callable[[], View]] = Door("view of a training")
-FILMS: Door[WriteFilm] = Door("kind of film")
 
 
 # --- Names of settings -----------------------------------------------------------------------------------------------

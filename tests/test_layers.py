@@ -53,14 +53,12 @@ EXTENSIONS = (
     "extensions.central",
     "extensions.data",
     "extensions.dialects",
-    "extensions.display",
     "extensions.exploration",
     "extensions.fast",
     "extensions.hooks",
     "extensions.hub",
     "extensions.memory",
     "extensions.remote",
-    "extensions.sb3_vec_env",
     "extensions.store",
     "extensions.transfer",
 )
@@ -82,6 +80,7 @@ COMMANDS = (
 LAYERS = (
     *GROUND,
     *CORE,
+    ("extensions.display",),
     EXTENSIONS,
     ("extensions",),
     ("evaluation",),

@@ -10,9 +10,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from marl_sb3.core.metrics import EpisodeTracker, InfoMetric, Result, flatten
 from marl_sb3.core.state import State, StateReader
 from marl_sb3.core.training import MultiAgentCallback
+from marl_sb3.core.vec_env import FlatVecEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.hooks import RunningEpisode
-from marl_sb3.extensions.sb3_vec_env import FlatVecEnv
 from marl_sb3.types import Array, PolicyID
 
 _POLICY: PolicyID = "shared"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 NEVER = np.iinfo(np.int64).max  # number of an env step that is not needed
 
 
+@runtime_checkable
 class ExperienceHook(Protocol):
-    """What may change the experience of policies before they learn from it; see the door `EXPERIENCE_HOOKS`.
+    """What may change the experience of policies before they learn from it; see the door `WATCHERS`.
 
     It is pickled where the envs are stepped in shards, and sent to these.
     """

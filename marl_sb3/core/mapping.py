@@ -12,7 +12,7 @@ import numpy as np
 from marl_sb3.core.config import require_ids, shown_id
 from marl_sb3.core.state import StateReader, is_plain
 from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv, ZeroBased, fresh_seed
-from marl_sb3.doors import MAPPING_FUNCTIONS, Assignment
+from marl_sb3.doors import ASSIGNED_RUNNERS, EACH_EPISODE, Assignment
 from marl_sb3.errors import CheckpointError, ConfigError, require_known, shown
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID, PolicyMappingFn
 
@@ -82,8 +82,7 @@ def policy_mapping(
         ConfigError: an agent is left out, a policy is unknown or plays nobody, or a checkpoint could not hold a state.
     """
     agents = env.agents
-    for read in MAPPING_FUNCTIONS:
-        mapping = read(mapping, policy_ids, env.groups)
+    mapping = ASSIGNED_RUNNERS[EACH_EPISODE].read_mapping(mapping, policy_ids, env.groups)
     if not isinstance(mapping, Assignment):
         return PolicyMapping({a: (own,) for a, own in policy_of_agents(policy_ids, agents, mapping).items()})
     given = mapping.candidates(agents)

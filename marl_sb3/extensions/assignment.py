@@ -252,19 +252,6 @@ def _where(agent: AgentID, episode: MappedEpisode) -> str:
     return f"for agent {agent!r} in episode {episode.number} of env {episode.env_index}"
 
 
-def read_function(mapping: Any, policy_ids: Sequence[PolicyID], groups: Sequence[AgentGroup]) -> Any:
-    """Return an `Assignment` for a function of the agent and the episode, and anything else as it is.
-
-    A function that can do without a second argument gets the episode if that is one of `*args`, or is called `episode`.
-
-    Raises:
-        ConfigError: a function takes other arguments; see `FunctionAssignment` besides.
-    """
-    if isinstance(mapping, (Mapping, Assignment)) or not callable(mapping) or not _takes_episode(mapping):
-        return mapping
-    return FunctionAssignment(mapping, policy_ids, [group.agents for group in groups])
-
-
 def _takes_episode(function: Callable[..., Any]) -> bool:
     try:
         signature = inspect.signature(function)
@@ -332,6 +319,20 @@ class AssignedRunner(LocalRunner):
             for policy_id in policies
         }
         tracker.policies_in = self._policies_in
+
+    @staticmethod
+    def read_mapping(mapping: Any, policy_ids: Sequence[PolicyID], groups: Sequence[AgentGroup]) -> Any:
+        """Return an `Assignment` for a function of the agent and the episode, and anything else as it is.
+
+        A function that can do without a second argument gets the episode if that is one of `*args`, or is called
+        `episode`.
+
+        Raises:
+            ConfigError: a function takes other arguments; see `FunctionAssignment` besides.
+        """
+        if isinstance(mapping, (Mapping, Assignment)) or not callable(mapping) or not _takes_episode(mapping):
+            return mapping
+        return FunctionAssignment(mapping, policy_ids, [group.agents for group in groups])
 
     # --- Who plays ---------------------------------------------------------------------------------------------------
 

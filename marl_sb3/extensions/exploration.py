@@ -15,7 +15,7 @@ from marl_sb3.core.config import Decay, Points, PositiveFloat
 from marl_sb3.core.learners import LearnerOptions, LearnerPart, PolicySpec
 from marl_sb3.core.sb3 import Progress, distribution, log_prob, make_schedule, q_values
 from marl_sb3.core.state import SavedPart, State, StateReader, generator_state, is_plain, set_generator_state
-from marl_sb3.errors import ConfigError, refuse, shown
+from marl_sb3.errors import ConfigError, shown
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 
@@ -41,6 +41,11 @@ class Exploration:
             (rows,) integers from 0 to choices - 1.
         """
         raise NotImplementedError
+
+    @property
+    def learner_part(self) -> type[LearnerPart]:
+        """The part of a learner that acts by the object."""
+        return Explorer
 
     def get_state(self) -> State:
         """Return what a resumed training needs besides the state of `rng`, as plain data."""
@@ -76,12 +81,6 @@ class Explorer(LearnerPart):
         ConfigError: a checkpoint could not hold its state; or it cannot choose for this algorithm and these actions, or
             in shards.
     """
-
-    @classmethod
-    @override
-    def check(cls, value: Any) -> None:
-        if not isinstance(value, Exploration):
-            refuse("exploration", value, "an object of a subclass of marl_sb3.Exploration in Python, in a PolicySpec")
 
     def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
         self.exploration, self._progress = deepcopy(spec.exploration), options.progress_remaining

@@ -12,10 +12,10 @@ from odd_files import PUT, content, in_time, put
 
 import marl_sb3
 from marl_sb3 import load_policies
-from marl_sb3.doors import FILMS
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.evaluate import main as evaluate
 from marl_sb3.export import main as export
+from marl_sb3.extensions.display import write_film
 from marl_sb3.extensions.store import CheckpointFolder
 from marl_sb3.files import open_regular, read_regular
 from marl_sb3.train import main as train
@@ -131,7 +131,7 @@ def test_an_export_stays_in_the_run_folder(
 
 def test_a_film_is_not_written_where_a_link_leads(in_tmp: Path, outside: Path) -> None:
     put("a link to a file", in_tmp / ".unfinished-film.gif", outside)
-    FILMS["gif"](in_tmp / "film.gif", np.zeros((2, 8, 8, 3), np.uint8))
+    write_film(in_tmp / "film.gif", np.zeros((2, 8, 8, 3), np.uint8))
     assert (in_tmp / "film.gif").read_bytes().startswith(b"GIF89a")
 
 

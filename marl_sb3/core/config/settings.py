@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from types import MappingProxyType
 from typing import Annotated, Any, Self, cast, get_type_hints
 
 from msgspec import Meta
@@ -15,6 +16,9 @@ from marl_sb3.doors import POLICY_SECTIONS
 
 class PolicySection:
     """Settings of a policy that are no hyperparameters, as a frozen dataclass with their kinds and their defaults."""
+
+    # setting -> the `LearnerPart` for which it asks, or its place, `package.module:NAME`
+    parts = MappingProxyType[str, Any]({})  # no annotation, which would make it a setting
 
     @classmethod
     @cache

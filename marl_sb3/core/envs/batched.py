@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from gymnasium import spaces
 
 from marl_sb3.core.state import State, StateReader
+from marl_sb3.doors import IN_THIS_PROCESS, Execution
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 
 
@@ -37,7 +38,7 @@ class BatchedEnv(ABC):
     Where resets return infos, `reset_infos(env_indices)` returns those of the latest: env index -> agent -> info.
     """
 
-    stepped_by: str = "this process"  # the `Execution` of a training in such envs
+    execution: Execution | str = IN_THIS_PROCESS  # of a training in such envs
     num_envs: int  # E
     possible_agents: Sequence[AgentID]  # agent ids in the order of the agent axis
     metadata: Mapping[str, Any]  # metadata of the `ParallelEnv`

@@ -18,7 +18,7 @@ from threadpoolctl import ThreadpoolController
 from typing_extensions import override
 
 from marl_sb3.core.acting import ActingWatcher, Actor
-from marl_sb3.core.config import info_of
+from marl_sb3.core.config import info_of, policy_sections
 from marl_sb3.core.experience import Experience, LearnedExperience
 from marl_sb3.core.learners.building import coefficients, is_off_policy, policy_rows, processing_of
 from marl_sb3.core.learners.spec import PolicySpec
@@ -40,7 +40,7 @@ from marl_sb3.core.sb3 import (
 )
 from marl_sb3.core.state import Commit, Field, Fields, Part, SavedPart, State, Stateful, generators, in_order, part
 from marl_sb3.core.vec_env import MultiAgentVecEnv
-from marl_sb3.doors import ENGINES, LEARNER_PARTS, Engine, ExperienceMaker
+from marl_sb3.doors import ENGINES, Engine, ExperienceMaker, imported
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import GoalRewards, PolicyID
 
@@ -117,7 +117,7 @@ class LearnerOptions:
 class LearnerPart:
     """Takes part in the learning of one policy, beside its SB3 algorithm: by a loss, by transitions, or by how it acts.
 
-    It is made, after the learner, for a policy whose settings ask for it; see `LEARNER_PARTS`.
+    It is made, after the learner, for a policy whose settings ask for it; see `PolicySection.parts`.
 
     Args:
         learner: of the policy.
@@ -132,10 +132,6 @@ class LearnerPart:
     metrics: Mapping[str, str] = MappingProxyType({})
     states: Mapping[str, Part] = MappingProxyType({})  # parts of checkpoints, by name in the state of the learner
     first_updates: int = 0  # gradient steps that the first update of the learner takes in addition
-
-    @classmethod
-    def check(cls, value: Any) -> None:
-        """Raise `ConfigError` if an object of Python that its setting was given is not accepted."""
 
     def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
         """Raise `ConfigError` if the policy cannot learn so."""
@@ -227,7 +223,7 @@ class Learner(Stateful, ABC):
         learns_here = options.experience.learns_here
         parts = [each for each in cls._parts_of(rows.policy_id, spec) if learns_here or each.acts] if trained else []
         if spec.exploration is not None:
-            parts.append(LEARNER_PARTS["exploration"])
+            parts.append(spec.exploration.learner_part)
         engine: Engine | None = None
         if learns_here or not is_off_policy(spec.algorithm):
             more_losses = any(part_class.adds_loss for part_class in parts)
@@ -295,12 +291,13 @@ class Learner(Stateful, ABC):
             ConfigError: they ask for one that this learner does not take.
         """
         given = spec.of_parts
-        asked = [name for name in LEARNER_PARTS.names() if name in given]
+        known = {name: part for section in policy_sections().values() for name, part in section.parts.items()}
+        asked = [name for name in known if name in given]
         if given and (not asked or not set(asked) <= set(cls.takes_parts)):
             words = f"{', '.join(given)} is set, and {spec.algorithm.__name__} does not learn with it"
             accepted = ", ".join(cls.takes_parts) or "no such setting"
             raise ConfigError(f"policy {policy_id!r}: {words}; accepted: {accepted}", key=next(iter(given)))
-        return [LEARNER_PARTS[name] for name in asked]
+        return [imported(known[name]) for name in asked]
 
     # --- Metrics -----------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ from marl_sb3.core.envs import import_modules
 from marl_sb3.core.policies import OF_THE_USER, registered_class, resolve_policy_kwargs
 from marl_sb3.core.sb3 import make_schedule
 from marl_sb3.core.state import Checkpoint, State, StateReader, is_plain
-from marl_sb3.doors import DIALECTS, LEARNER_PARTS, POLICY_SECTIONS, SETTINGS
+from marl_sb3.doors import DIALECTS, POLICY_SECTIONS, SETTINGS
 from marl_sb3.errors import CheckpointError, ConfigError, did_you_mean, refuse, shown
 from marl_sb3.types import PolicyID
 
@@ -85,8 +85,9 @@ class PolicySpec:
         exploration: Exploration | None = None,
         **hyperparameters: Any,
     ) -> None:
-        if exploration is not None:
-            LEARNER_PARTS["exploration"].check(exploration)
+        if exploration is not None and not isinstance(getattr(exploration, "learner_part", None), type):
+            accepted = "an object of a subclass of marl_sb3.Exploration in Python, in a PolicySpec"
+            raise ConfigError(f"exploration is {shown(exploration)}; accepted: {accepted}", key="exploration")
         self.exploration: Any = exploration
         if isinstance(algorithm, (str, AlgorithmInfo)):
             algorithm = algorithm_info(named_algorithm(algorithm)).algorithm_class

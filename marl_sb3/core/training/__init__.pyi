@@ -1,10 +1,10 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
+from .accepted import accepted_callbacks as accepted_callbacks
 from .algorithm import MultiAgentAlgorithm as MultiAgentAlgorithm
 from .algorithm import MultiAgentCallback as MultiAgentCallback
 from .callback import TrainingCallback as TrainingCallback
 from .callback import TrainingWatcher as TrainingWatcher
-from .callback import accepted_callbacks as accepted_callbacks
 from .callback import has_hook as has_hook
 from .callback import named_errors as named_errors
 from .callback import with_hook as with_hook

@@ -24,12 +24,12 @@ from marl_sb3.core.mapping import Deterministic
 from marl_sb3.core.metrics import EpisodeTracker, InfoMetric, Result, flatten
 from marl_sb3.core.sb3 import read_weights
 from marl_sb3.core.state import Arrays, Checkpoint, State, StateReader, in_order, is_plain, store_of, versions
-from marl_sb3.core.training.callback import TrainingCallback, accepted_callbacks, call_hook, with_hook
+from marl_sb3.core.training.callback import TrainingCallback, call_hook, with_hook
 from marl_sb3.core.training.loop import Counters, IterationReport, TrainingLoop
 from marl_sb3.core.training.results import Reporter, ShowProgress, iteration_result, machine_load
 from marl_sb3.core.training.setup import TrainingParts, constructor_arguments, set_up
 from marl_sb3.core.vec_env import MultiAgentVecEnv, as_vec_env
-from marl_sb3.doors import EXECUTIONS, VIEWS, Assignment
+from marl_sb3.doors import VIEWS, Assignment, imported
 from marl_sb3.errors import CheckpointError, ConfigError, RunnersLostError
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 
@@ -112,7 +112,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         self.verbose = verbose
         self.seed = seed
         self._counters = Counters(len(env.agents))
-        execution = EXECUTIONS[env.stepped_by]
+        execution = imported(env.execution)
         self._setup = set_up(
             env,
             policies,
@@ -197,6 +197,8 @@ class MultiAgentAlgorithm(PolicyByAgent):
             EnvError: an env broke the `ParallelEnv` contract.
         """
         progress = [ShowProgress(make()) for make in VIEWS] if progress_bar else []
+        from marl_sb3.core.training.accepted import accepted_callbacks
+
         joined = CallbackList([*accepted_callbacks(callback), *progress])
         total_timesteps = require("total_timesteps", total_timesteps, _Timesteps, "n_timesteps")
         log_interval = require("log_interval", log_interval, PositiveInt | None)

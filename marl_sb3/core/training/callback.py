@@ -9,16 +9,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.core.acting import ActingWatcher
 from marl_sb3.core.metrics import Episode, Result
 from marl_sb3.core.sb3 import all_callbacks
 from marl_sb3.core.state import State, StateReader, is_plain
 from marl_sb3.core.vec_env import Health, MultiAgentVecEnv, VecStep
-from marl_sb3.doors import CALLBACK_CHECKS, WATCHERS
+from marl_sb3.doors import WATCHERS
 from marl_sb3.errors import CheckpointError, ConfigError, HookError, described
 from marl_sb3.types import PolicyID
 
@@ -158,47 +157,6 @@ def call_hook(callback: TrainingCallback, hook: str, *arguments: Any, where: str
     """
     with named_errors(callback, hook, where) if has_hook(callback, hook) else nullcontext():
         return getattr(callback, hook)(*arguments)
-
-
-# --- Callbacks of the user -------------------------------------------------------------------------------------------
-
-
-def accepted_callbacks(callback: MaybeCallback) -> list[BaseCallback]:
-    """Return the callbacks of a user as a list.
-
-    Args:
-        callback: SB3 callbacks, one or a list; a function of (locals, globals); or None.
-
-    Raises:
-        ConfigError: one of them is no callback, or cannot work here; the message names a replacement.
-    """
-    if isinstance(callback, BaseCallback):
-        callbacks: list[Any] = [callback]
-    elif isinstance(callback, (list, tuple)):
-        callbacks = list(callback)
-    elif callable(callback) and not isinstance(callback, type):
-        callbacks = [ConvertCallback(callback)]
-    else:
-        callbacks = [] if callback is None else [callback]
-    for each in callbacks:
-        for inner in all_callbacks(each) if isinstance(each, BaseCallback) else [each]:
-            _require_usable(inner)
-    return callbacks
-
-
-def _require_usable(callback: Any) -> None:
-    if not isinstance(callback, BaseCallback):
-        hint = f"; did you mean {callback.__name__}(...)?" if isinstance(callback, type) else ""
-        raise ConfigError(
-            f"callback is or contains {callback!r}; accepted: SB3 callbacks, such as a MultiAgentCallback, a list of "
-            f"them, or a function of (locals, globals) that returns False to stop{hint}",
-            key="callback",
-        )
-    if not hasattr(callback, "n_calls"):
-        words = f"callback {type(callback).__name__} is not set up; accepted: an __init__ that calls super().__init__()"
-        raise ConfigError(words, key="callback")
-    for check in CALLBACK_CHECKS:
-        check(callback)
 
 
 # --- States ----------------------------------------------------------------------------------------------------------

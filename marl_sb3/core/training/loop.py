@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
+from marl_sb3.core.experience import ExperienceHook
 from marl_sb3.core.learners import Learner, run_in_threads
 from marl_sb3.core.metrics import Episode, Result
 from marl_sb3.core.sb3 import Progress, all_callbacks, has_step_hook, optimized_parameters
@@ -25,7 +26,7 @@ from marl_sb3.core.training.callback import (
 )
 from marl_sb3.core.training.runner import Runner
 from marl_sb3.core.vec_env import Health, VecStep
-from marl_sb3.doors import EXPERIENCE_HOOKS, WATCHERS
+from marl_sb3.doors import WATCHERS
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, PolicyID
 
@@ -138,8 +139,7 @@ class TrainingLoop:
         """
         env, runner = self._model.env, self._runner
         made = {name: WATCHERS[name](self._model, callback) for name in WATCHERS.names()}
-        changing = {name: EXPERIENCE_HOOKS[name](callback) for name in EXPERIENCE_HOOKS.names()}
-        changing = {name: hook for name, hook in changing.items() if hook is not None}
+        changing = {name: each for name, each in made.items() if isinstance(each, ExperienceHook)}
         if len(changing) > 1:
             words = f"{' and '.join(changing)} would change the same experience; accepted: one of them"
             raise ConfigError(words, key="callback")
@@ -148,7 +148,9 @@ class TrainingLoop:
         self._restart_hooks = with_hook(callback, "on_workers_restarted")
         for before in self.watchers.values():
             self._model.remove_watcher(before)
-        self.watchers = {name: watcher for name, watcher in made.items() if watcher is not None}
+        self.watchers = {
+            name: each for name, each in made.items() if each is not None and not isinstance(each, ExperienceHook)
+        }
         if runner.watchers is not None:
             runner.watchers.extend(self.watchers.values())
         for each in with_hook(callback, "on_envs_created"):

@@ -49,7 +49,7 @@ from marl_sb3.core.training.callback import CallbackStates
 from marl_sb3.core.training.loop import Counters
 from marl_sb3.core.training.runner import ActingPart, LocalRunner, Runner
 from marl_sb3.core.vec_env import MultiAgentVecEnv, derived_seed, goal_rewards_of
-from marl_sb3.doors import ASSIGNED_RUNNERS, EXECUTIONS, POLICY_FILES, Assignment, ExperienceMaker
+from marl_sb3.doors import ASSIGNED_RUNNERS, EACH_EPISODE, POLICY_FILES, Assignment, ExperienceMaker
 from marl_sb3.errors import CheckpointError, ConfigError, shown
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 
@@ -343,8 +343,8 @@ def local_runner(
     """
     if mapping.assignment is None:
         return LocalRunner(env, policies, tracker, warns=warns)
-    make = ASSIGNED_RUNNERS[getattr(mapping.assignment, "runner", "each episode")]
+    make = ASSIGNED_RUNNERS[getattr(mapping.assignment, "runner", EACH_EPISODE)]
     return make(mapping, env, policies, tracker, warns=warns, first_env=first_env)
 
 
-EXECUTIONS.add(MultiAgentVecEnv.stepped_by, InThisProcess())
+IN_THIS_PROCESS = InThisProcess()

@@ -2,6 +2,7 @@
 
 from .batched_vec_env import BatchedVecEnv as BatchedVecEnv
 from .batched_vec_env import make_batch as make_batch
+from .flat_vec_env import FlatVecEnv as FlatVecEnv
 from .interface import Health as Health
 from .interface import MultiAgentVecEnv as MultiAgentVecEnv
 from .interface import Options as Options

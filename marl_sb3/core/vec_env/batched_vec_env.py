@@ -65,7 +65,7 @@ class BatchedVecEnv(InProcessVecEnv):
     def __init__(self, env: BatchedEnv, seed: int | None = None, first_index: int = 0) -> None:
         require_agents(env.possible_agents)
         self.batch = env
-        self.stepped_by = env.stepped_by
+        self.execution = env.execution
         self.first_index = first_index
         self.num_envs = env.num_envs
         self.agents = tuple(env.possible_agents)

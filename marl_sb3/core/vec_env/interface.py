@@ -19,7 +19,7 @@ from marl_sb3.core.state import State, StateReader
 from marl_sb3.core.vec_env.observations import AgentGroup
 from marl_sb3.core.vec_env.slot_states import EnvSettings
 from marl_sb3.core.vec_env.step import VecStep
-from marl_sb3.doors import SB3_VEC_ENVS, counterpart
+from marl_sb3.doors import IN_THIS_PROCESS, Execution, counterpart
 from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.types import AgentID, Array, GoalRewards
 
@@ -68,7 +68,7 @@ class MultiAgentVecEnv(ABC):
     A vectorizer implements `_reset`, `_send` and `_recv`, and sets `_latest` in `_set_state`.
     """
 
-    stepped_by: str = "this process"  # the name of the `Execution` that steps the envs in a training
+    execution: Execution | str = IN_THIS_PROCESS  # steps the envs in a training; or its place, for `doors.imported`
     # whether a step may leave out envs, because clients step them; see `VecStep.stepped`
     steps_apart: ClassVar[bool] = False
     num_envs: int  # E
@@ -244,7 +244,9 @@ class MultiAgentVecEnv(ABC):
         Raises:
             ConfigError: the agents' spaces differ.
         """
-        return SB3_VEC_ENVS["rows"](self)
+        from marl_sb3.core.vec_env.flat_vec_env import FlatVecEnv
+
+        return FlatVecEnv(self)
 
     def __getattr__(self, name: str) -> Any:
         """Raise an error; its message refers to what does the same here as a name of SB3's `VecEnv`."""

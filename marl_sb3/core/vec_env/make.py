@@ -105,7 +105,8 @@ def make_vec_env(
         ConfigError: one of the arguments is wrong; the message says which values are accepted.
     """
     n_envs = require("n_envs", n_envs, NumberOfEnvs)
-    require_known(vectorizer, VECTORIZERS.names(), f"unknown vectorizer {vectorizer!r}", "vectorizer")
+    named = [name for name in VECTORIZERS.names() if name not in STEPPED_ELSEWHERE]
+    require_known(vectorizer, named, f"unknown vectorizer {vectorizer!r}", "vectorizer")
     seed = require("seed", seed, Count | None)
     _require_maker(env)
     episode_horizon = require("episode_horizon", episode_horizon, PositiveInt | None)
@@ -117,12 +118,8 @@ def make_vec_env(
     request = VecEnvRequest(
         factory, n_envs, seed, env_kwargs, vectorizer, n_workers, worker_timeout_s, max_worker_restarts, env_state
     )
-    if getattr(factory, "steps_apart", False):
-        made = STEPPED_ELSEWHERE["clients"](request)
-    elif n_workers != 0:
-        made = STEPPED_ELSEWHERE["workers"](request)
-    else:
-        made = VECTORIZERS[vectorizer](request)
+    apart = getattr(factory, "steps_apart", False)
+    made = VECTORIZERS["steps_apart" if apart else vectorizer if n_workers == 0 else "n_workers"](request)
     if episode_horizon is not None:
         made.limit_episodes(episode_horizon)
     if env_state:

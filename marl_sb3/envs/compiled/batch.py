@@ -76,7 +76,7 @@ class CompiledBatch(BatchedEnv):
         template: the plain env, with the metadata and the render mode.
     """
 
-    stepped_by = "compiled code"
+    execution = "marl_sb3.extensions.fast.compiled_rollouts:IN_COMPILED_CODE"
 
     def __init__(self, num_envs: int, rules: CompiledRules, template: Any) -> None:
         self.num_envs = num_envs

@@ -23,7 +23,7 @@ _MOMENTS = {"exp_avg": None, "exp_avg_sq": 0.0}  # what Adam remembers, and the 
 
 
 class CentralPart(LearnerPart):
-    """A critic of a policy that sees the whole env; see `EitherCritic` for which.
+    """A critic of a policy that sees the whole env; see `CriticSelector` for which.
 
     In shards, copies of it see the envs, and note what the critic learns from.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Self
 
 from msgspec import Meta
@@ -18,6 +19,8 @@ _Widths = Annotated[Sequence[PositiveInt], Meta(min_length=1, max_length=100)]
 @dataclass(frozen=True)
 class CentralSettings(PolicySection):
     """A critic that sees the whole env in training; see `docs/how_to/teams.md`."""
+
+    parts = MappingProxyType[str, Any]({"central_critic": "marl_sb3.extensions.central.twin:CriticSelector"})
 
     # whether critics that see the whole env replace those of the policy: they see the env's `state()` where the setting
     # `env_state` shows it, else what all agents observe; those of SAC, TD3 and DDPG see all actions, too. The actor

@@ -335,7 +335,7 @@ class TwinCritics(CentralPart, ActingWatcher):
         return lambda: self._take(nets, self._seed)
 
 
-class EitherCritic(LearnerPart):
+class CriticSelector(LearnerPart):
     """Makes the central critic that goes with the algorithm of a policy."""
 
     acts = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Self
 
 from typing_extensions import override
@@ -15,6 +16,13 @@ from marl_sb3.errors import ConfigError, shown
 @dataclass(frozen=True)
 class DataSettings(PolicySection):
     """Recorded episodes that a policy learns from beside its own; see `docs/how_to/learning_from_data.md`."""
+
+    parts = MappingProxyType[str, Any](
+        {
+            "imitation_data": "marl_sb3.extensions.data.recorded_data:ImitationData",
+            "replay_data": "marl_sb3.extensions.data.recorded_data:ReplayData",
+        }
+    )
 
     # path of recorded episodes whose actions a policy with rollouts learns beside its own loss. None: no such data.
     imitation_data: str | None = None

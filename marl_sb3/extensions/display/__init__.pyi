@@ -49,3 +49,4 @@ from .text import short as short
 from .text import short_path as short_path
 from .video import DEFAULT_FPS as DEFAULT_FPS
 from .video import VideoFile as VideoFile
+from .video import write_film as write_film

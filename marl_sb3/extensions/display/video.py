@@ -99,7 +99,11 @@ class VideoFile:
 
 
 def write_film(path: Path, frames: Array) -> None:
-    """Write a video of pictures, (T, height, width, 3) uint8; see `marl_sb3.doors.WriteFilm`."""
+    """Write a video of pictures, (T, height, width, 3) uint8; or leave the file that was there.
+
+    Raises:
+        EnvError: the pictures are something else.
+    """
     with VideoFile(path) as video:
         for frame in frames:
             video.add(frame)

@@ -1,6 +1,6 @@
 """Hooks of callbacks within rollouts: the episode at hand, and trajectories that they may rewrite.
 
-They are the first users of the doors `WATCHERS` and `REWRITERS`; a training without such hooks has none of this.
+They stand at the door `WATCHERS`; a training without such hooks has none of this.
 """
 
 from __future__ import annotations

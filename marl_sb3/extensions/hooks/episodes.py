@@ -18,8 +18,9 @@ from marl_sb3.core.metrics import Episode, EpisodeTracker
 from marl_sb3.core.state import State, StateReader, is_plain
 from marl_sb3.core.training import TrainingWatcher, has_hook, named_errors, with_hook
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, map_arrays
-from marl_sb3.doors import FILMS, counterpart
+from marl_sb3.doors import counterpart
 from marl_sb3.errors import ConfigError, HookError, shown
+from marl_sb3.extensions.display import write_film
 from marl_sb3.files import file_names
 from marl_sb3.types import AgentID, Array, PolicyID
 from marl_sb3.wrappers import env_action
@@ -125,7 +126,7 @@ class EpisodeHooks(TrainingWatcher):
             folder = Path(str(logger.get_dir())) / "media"
             folder.mkdir(exist_ok=True)
             for name, file_name in file_names(list(self._media), f"-{iteration:06}.gif").items():
-                FILMS["gif"](folder / file_name, self._media[name])
+                write_film(folder / file_name, self._media[name])
         self._histograms, self._media = {}, {}
 
     def _begin(self, env_indices: Sequence[int], step: VecStep) -> None:

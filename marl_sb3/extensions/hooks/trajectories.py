@@ -31,6 +31,7 @@ from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
 if TYPE_CHECKING:
     from marl_sb3.core.off_policy import ReplayExperience
     from marl_sb3.core.on_policy import RolloutExperience
+    from marl_sb3.core.training import MultiAgentAlgorithm
 
 
 @dataclass
@@ -177,8 +178,8 @@ class TrajectoryHooks(ExperienceHook):
         return TrajectoryHooks, (alone,)
 
 
-def trajectory_hooks(callback: BaseCallback) -> TrajectoryHooks | None:
-    """Return what shows trajectories to the callbacks; None if none has the hook."""
+def trajectory_hooks(algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> TrajectoryHooks | None:
+    """Return what shows trajectories to the callbacks; None if none has the hook. See `WatcherMaker`."""
     callbacks = with_hook(callback, "on_trajectory")
     return TrajectoryHooks(callbacks) if callbacks else None
 

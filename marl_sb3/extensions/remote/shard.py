@@ -32,7 +32,7 @@ from marl_sb3.core.vec_env import (
     VecStep,
     fresh_seed,
 )
-from marl_sb3.doors import EXECUTIONS
+from marl_sb3.doors import imported
 from marl_sb3.errors import ConfigError, EnvRaisedError, VecEnvOrderError
 from marl_sb3.extensions.remote.processes.messages import known_error
 from marl_sb3.extensions.remote.processes.pool import versions
@@ -140,7 +140,7 @@ class Shard:
         self._assignment = deepcopy(plan.mapping.assignment)  # that of the learners may change in the meantime
         mapping, first_env = replace(plan.mapping, assignment=self._assignment), plan.envs.envs_of(index)[0]
         given = self._env, self._policies, self._tracker
-        make = getattr(EXECUTIONS[self._env.stepped_by], "make_local_runner", local_runner)
+        make = getattr(imported(self._env.execution), "make_local_runner", local_runner)
         self._runner: LocalRunner = make(mapping, *given, warns=index == 0, first_env=first_env)
         watchers = [each.see(self._env, self._policies) for own in self._policies.values() for each in own.parts]
         self._runner.watchers += [watcher for watcher in watchers if watcher is not None]

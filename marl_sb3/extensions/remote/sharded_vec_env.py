@@ -97,7 +97,7 @@ class ShardedVecEnv(MultiAgentVecEnv):
         ConfigError: an argument is wrong, or a factory cannot be given to other processes.
     """
 
-    stepped_by = "shards"
+    execution = "marl_sb3.extensions.remote.sharded:IN_SHARDS"
 
     def __init__(self, plan: EnvPlan, runners: AnyRunners | None = None) -> None:
         if plan.n_envs % plan.n_shards:

@@ -17,7 +17,7 @@ from marl_sb3.core.metrics import Episode
 from marl_sb3.core.state import State, StateReader, is_plain
 from marl_sb3.core.training import TrainingWatcher
 from marl_sb3.core.vec_env import VecStep
-from marl_sb3.doors import EXPERIENCE_HOOKS, WATCHERS, WatcherMaker
+from marl_sb3.doors import WATCHERS, WatcherMaker
 from marl_sb3.errors import ConfigError
 
 SCRIPT = {"a": (3, "terminated"), "b": (2, "truncated")}
@@ -176,10 +176,10 @@ class Halves(MultiAgentCallback):
 
 @pytest.fixture
 def halving() -> Iterator[None]:
-    hooks = EXPERIENCE_HOOKS["trajectories"]
-    EXPERIENCE_HOOKS.add("toy", lambda callback: hooks(Halves()))
+    hooks = WATCHERS["trajectories"]
+    WATCHERS.add("toy", lambda algorithm, _: hooks(algorithm, Halves()))
     yield
-    EXPERIENCE_HOOKS.remove("toy")
+    WATCHERS.remove("toy")
 
 
 @pytest.mark.usefixtures("halving")
@@ -187,7 +187,7 @@ def test_experience_is_changed_by_what_stands_in_the_door() -> None:
     with pytest.raises(ConfigError, match="trajectories and toy would change the same experience; accepted: one of"):
         made().learn(32, Halves())
     changed = made().learn(32)
-    EXPERIENCE_HOOKS.add("toy", lambda callback: None)
+    WATCHERS.add("toy", lambda algorithm, callback: None)
     same, other = made().learn(32, Halves()), made().learn(32)
     assert all(th.equal(*pair) for pair in zip(weights(changed), weights(same), strict=True))
     assert not all(th.equal(*pair) for pair in zip(weights(changed), weights(other), strict=True))

@@ -26,7 +26,11 @@ from marl_sb3.extensions.store import read_checkpoint, write_checkpoint
 
 AGENTS = ("agent1", "agent2")
 REFERENCE = "sync"  # a plain loop over the envs
-ALL = [*(name for name in VECTORIZERS.names() if name != "auto"), "workers", "batched-workers"]
+ALL = [
+    *(name for name in VECTORIZERS.names() if name not in ("auto", *STEPPED_ELSEWHERE)),
+    "workers",
+    "batched-workers",
+]
 OTHERS = [name for name in ALL if name != REFERENCE]
 
 
@@ -388,12 +392,12 @@ def test_envs_may_be_stepped_elsewhere_in_a_way_of_ones_own() -> None:
         asked.append(request)
         return mine(request)
 
-    workers = STEPPED_ELSEWHERE["workers"]
-    STEPPED_ELSEWHERE.add("workers", elsewhere)
+    workers = VECTORIZERS["n_workers"]
+    VECTORIZERS.add("n_workers", elsewhere)
     try:
         env = make_vec_env("arena", n_envs=2, seed=3, n_workers=2, worker_timeout_s=7, env_state=True, height=4)
     finally:
-        STEPPED_ELSEWHERE.add("workers", workers)
+        VECTORIZERS.add("n_workers", workers)
     assert env.reset().env_state is not None
     (request,) = asked
     assert (request.n_envs, request.seed, request.env_kwargs, request.vectorizer) == (2, 3, {"height": 4}, "auto")

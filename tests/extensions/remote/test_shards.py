@@ -258,7 +258,7 @@ def seed_rounds(algorithm: MultiAgentAlgorithm) -> None:
 
     def seeded(env_steps: int, listener: Any) -> bool:
         np.random.seed(next(rounds))  # noqa: NPY002
-        if algorithm.env.stepped_by != "shards":  # which seed themselves
+        if not isinstance(algorithm.env, ShardedVecEnv):  # which seed themselves
             of_round = np.random.SeedSequence(int(np.random.randint(2**31)), spawn_key=(0,))  # noqa: NPY002
             of_policies, of_torch, of_numpy, _ = of_round.generate_state(4).tolist()
             for number, policy in enumerate(algorithm.policies.values()):

@@ -12,9 +12,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_envs import SampledEnv, ScriptedEnv
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.vec_env import episode_seed
+from marl_sb3.core.vec_env import FlatVecEnv, episode_seed
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.sb3_vec_env import FlatVecEnv
 
 STAGGERED = {"a": (1, "terminated"), "b": (3, "truncated"), "c": (2, "both")}
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, ZeroBased, fresh_seed, map_arrays
+from marl_sb3.core.vec_env.observations import ZeroBased, map_arrays
+from marl_sb3.core.vec_env.seeding import fresh_seed
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, BoolArray
+
+if TYPE_CHECKING:
+    from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 
 _MASKS = "action_masks"
 

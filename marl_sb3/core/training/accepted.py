@@ -1,4 +1,4 @@
-"""Refuse callbacks that cannot work in a training: SB3's own for one policy, and hooks that no training calls."""
+"""Which callbacks a training takes: none of SB3's for one policy, and none with hooks that no training calls."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import difflib
 import inspect
 from collections.abc import Iterator, Mapping
 from itertools import chain
+from typing import Any
 
 from stable_baselines3.common.callbacks import (
     BaseCallback,
     CheckpointCallback,
+    ConvertCallback,
     EvalCallback,
     LogEveryNTimesteps,
     StopTrainingOnNoModelImprovement,
     StopTrainingOnRewardThreshold,
 )
+from stable_baselines3.common.type_aliases import MaybeCallback
 
-from marl_sb3.core.training import TrainingCallback
+from marl_sb3.core.sb3 import all_callbacks
+from marl_sb3.core.training.callback import TrainingCallback
 from marl_sb3.doors import counterpart
 from marl_sb3.errors import ConfigError
 
@@ -43,14 +47,42 @@ def _hooks(cls: type) -> list[str]:
 _OF_SB3, _OF_TRAININGS = _hooks(BaseCallback), _hooks(TrainingCallback)
 
 
-def require_usable(callback: BaseCallback) -> None:
-    """Refuse a callback that cannot work here.
+def accepted_callbacks(callback: MaybeCallback) -> list[BaseCallback]:
+    """Return the callbacks of a user as a list.
+
+    Args:
+        callback: SB3 callbacks, one or a list; a function of (locals, globals); or None.
 
     Raises:
-        ConfigError: it is one of SB3's for one policy, or has a method that is named as a hook is and never called, or
-            a hook with other parameters; the message says what to write.
+        ConfigError: one of them is no callback, or is SB3's for one policy, or has a method that is named as a hook is
+            and never called, or a hook with other parameters; the message says what to write.
     """
+    if isinstance(callback, BaseCallback):
+        callbacks: list[Any] = [callback]
+    elif isinstance(callback, (list, tuple)):
+        callbacks = list(callback)
+    elif callable(callback) and not isinstance(callback, type):
+        callbacks = [ConvertCallback(callback)]
+    else:
+        callbacks = [] if callback is None else [callback]
+    for each in callbacks:
+        for inner in all_callbacks(each) if isinstance(each, BaseCallback) else [each]:
+            _require_usable(inner)
+    return callbacks
+
+
+def _require_usable(callback: Any) -> None:
+    if not isinstance(callback, BaseCallback):
+        hint = f"; did you mean {callback.__name__}(...)?" if isinstance(callback, type) else ""
+        raise ConfigError(
+            f"callback is or contains {callback!r}; accepted: SB3 callbacks, such as a MultiAgentCallback, a list of "
+            f"them, or a function of (locals, globals) that returns False to stop{hint}",
+            key="callback",
+        )
     name = type(callback).__name__
+    if not hasattr(callback, "n_calls"):
+        words = f"callback {name} is not set up; accepted: an __init__ that calls super().__init__()"
+        raise ConfigError(words, key="callback")
     for stock, instead in _INSTEAD.items():
         if isinstance(callback, stock):
             words = f"SB3's {name} does not work on a MultiAgentAlgorithm; use {instead}"
