@@ -15,6 +15,7 @@ import yaml
 
 from marl_sb3.core.config import AlgorithmInfo, Decay, Points, words
 from marl_sb3.core.learners import hyperparameter_defaults, is_off_policy
+from marl_sb3.core.sb3 import trait
 from marl_sb3.extensions.fast import ALGORITHMS
 
 HERE = Path(__file__).parent
@@ -249,7 +250,7 @@ def _class(info: AlgorithmInfo) -> str:
 
 def _masks(info: AlgorithmInfo) -> str:
     if info.takes_masks:
-        needed = getattr(info.algorithm_class, "needs_masks", True)
+        needed = trait(info.algorithm_class, "needs_masks")
         return "needed, from the env" if needed else "used where the env gives them"
     if ACTIONS[info.name] == _BOX:
         return "not used: actions are continuous"

@@ -150,10 +150,6 @@ class EnvFinder(Protocol):
 
 ENV_FINDERS: Door[EnvFinder] = Door("finder of envs")
 
-# A `PolicyForm` of an action space that arrays cannot hold: a Box whose vectors `to_env` turns into actions of the env,
-# `from_env` back, with the env's own space `of_env`, and `refusal_of(algorithm)`; None for other spaces.
-ACTION_FORMS: Door[Callable[[Any], Any]] = Door("form of actions")
-
 
 class Vectorizer(Protocol):
     """Makes a vec env, which steps the envs that a request asks for.
@@ -238,7 +234,7 @@ STORES: Door[Store] = Door("store of checkpoints")
 
 
 class PolicyFiles(Protocol):
-    """Files of single policies for those who do not have marl_sb3; those at `sb3` are what `save_policies` writes."""
+    """Files of single policies for those who do not have marl_sb3; see `AlgorithmTable`."""
 
     def require_writable(self, algorithm: BaseAlgorithm) -> None:
         """Check before a training that the policy could be written after it.
@@ -259,9 +255,6 @@ class PolicyFiles(Protocol):
             ConfigError: the file cannot be read, is no `VecNormalize`, or does not fit the processing; nothing is
                 changed.
         """
-
-
-POLICY_FILES: Door[PolicyFiles] = Door("kind of files of policies")
 
 
 # --- Where policies act and learn -------------------------------------------------------------------------------------
@@ -385,7 +378,7 @@ class PreparedUpdate(Protocol):
 
 
 class Engine(Protocol):
-    """Computes the updates of one policy, in place of the `train()` of its SB3 algorithm."""
+    """Computes the updates of one policy, in place of the `train()` of its SB3 algorithm, which has prepared it."""
 
     def prepare_update(self) -> PreparedUpdate | None:
         """Draw the random numbers of the next update; None: the algorithm's `train()` computes this one."""
@@ -394,29 +387,7 @@ class Engine(Protocol):
         """Write the results of an update that has run into SB3's objects, and record its metrics in SB3's logger."""
 
 
-class EngineMaker(Protocol):
-    """Prepares the SB3 algorithm of a policy for an engine."""
-
-    def __call__(
-        self, policy_id: PolicyID, algorithm: Any, update_path: str, *, has_more_losses: bool
-    ) -> Engine | None:
-        """Return the engine of a policy; None if the algorithm trains by itself.
-
-        Args:
-            policy_id: for messages and the log.
-            algorithm: the SB3 algorithm, which has not acted yet.
-            update_path: the user's choice; see `marl_sb3.PPO`.
-            has_more_losses: whether parts of the learner add to the loss; see `LearnerPart`.
-
-        Raises:
-            ConfigError: the user has chosen the engine, and it does not cover this policy.
-        """
-
-
-ENGINES: Door[EngineMaker] = Door("engine")
-
-# Read when an algorithm is first looked up.
-ALGORITHM_TABLES: Door[AlgorithmTable] = Door("table of algorithms")
+ALGORITHM_TABLES: Door[AlgorithmTable] = Door("table of algorithms")  # read when an algorithm is first looked up
 
 # Sections of settings of policies beside `processing`, by name; their `parts` are the parts of learners that they need.
 POLICY_SECTIONS: Door[type[PolicySection]] = Door("section of settings of policies")
@@ -480,6 +451,9 @@ class Dialect(Protocol):
     `tests/extensions/dialects/test_dialects.py`. Configurations of runs are read before, by `marl_sb3.runs.settings`.
     """
 
+    # the kinds of settings that no policy has by itself, by name, such as `checkpoints.every`; messages name them
+    of_runs: Mapping[str, Any] = {}
+
     def translated(self, spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
         """Return settings by SB3's names, and by those of `ProcessingSettings` and `DataSettings`.
 
@@ -493,15 +467,19 @@ class Dialect(Protocol):
         Raises:
             ConfigError: a name has no counterpart, or not with this value, or a setting is given by two names.
         """
+        return dict(given)
 
     def explain(self, name: str) -> str | None:
         """Say what a name means, for the error of a `PolicySpec`, which takes SB3's names only; None: unknown."""
+        return None
 
     def names_of(self, setting: str) -> str | None:
         """Say which names mean a setting, for an error about it, such as "RLlib's lr"; None: no others."""
+        return None
 
     def method(self, name: str, of: str) -> str | None:
         """Say what stands here for a name of the library's `algorithm`, `env`, `make_vec_env`, ...; None: unknown."""
+        return None
 
 
 DIALECTS: Door[Dialect] = Door("dialect of settings")
@@ -513,7 +491,3 @@ def counterpart(name: str, of: str, before: str = ": ", owner: object = None) ->
         object.__getattribute__(owner, name)
     said = (each.method(name, of) for each in DIALECTS) if not name.startswith("_") else ()
     return next((f"{before}{instead}" for instead in said if instead), "")
-
-
-# The kinds of settings that no policy has by itself, by name: `checkpoints.every` is in a section. Messages name them.
-SETTINGS: Door[Mapping[str, Any]] = Door("group of settings")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from marl_sb3.doors import (
-    ACTION_FORMS,
     ALGORITHM_TABLES,
     ASSIGNED_RUNNERS,
     DIALECTS,
-    ENGINES,
     ENV_FINDERS,
     ENV_KINDS,
-    POLICY_FILES,
     POLICY_SECTIONS,
     STORES,
     VECTORIZERS,
@@ -18,12 +15,10 @@ from marl_sb3.doors import (
     WATCHERS,
 )
 
-ACTION_FORMS.add("joined", "marl_sb3.extensions.fast.joined_actions:joined_actions")
 DIALECTS.add("other libraries", "marl_sb3.extensions.dialects.names:OTHER_NAMES")
 ASSIGNED_RUNNERS.add("each episode", "marl_sb3.extensions.assignment:AssignedRunner")
 ASSIGNED_RUNNERS.add("league", "marl_sb3.league.runner:LeagueRunner")
 ALGORITHM_TABLES.add("marl_sb3", "marl_sb3.extensions.fast.builtin:TABLE")
-ENGINES.add("kernels", "marl_sb3.extensions.fast.fused_on_policy:kernel_engine")
 ENV_FINDERS.add("built_in", "marl_sb3.envs.finding:BUILT_IN")
 ENV_FINDERS.add("installed", "marl_sb3.envs.finding:INSTALLED")
 ENV_FINDERS.add("open_spiel", "marl_sb3.envs.open_spiel:FINDER")
@@ -32,7 +27,6 @@ ENV_KINDS.add("rllib", "marl_sb3.envs.rllib:KIND")
 ENV_KINDS.add("tuples", "marl_sb3.envs.tuples:KIND")
 ENV_KINDS.add("dead agents act", "marl_sb3.envs.tuples:DEAD_ACT")
 ENV_KINDS.add("monitored", "marl_sb3.envs.gymnasium_wrappers:MONITORED")
-POLICY_FILES.add("sb3", "marl_sb3.extensions.transfer.sb3_files:SB3_FILES")
 POLICY_SECTIONS.add("central", "marl_sb3.extensions.central.settings:CentralSettings")
 POLICY_SECTIONS.add("data", "marl_sb3.extensions.data.settings:DataSettings")
 STORES.add("folder", "marl_sb3.extensions.store.checkpoint_folder:STORE")

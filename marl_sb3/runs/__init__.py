@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import lazy_loader
 
-from marl_sb3.doors import SETTINGS
+from marl_sb3.doors import DIALECTS
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-SETTINGS.add("run", "marl_sb3.runs.schema:ACCEPTED")
+DIALECTS.add("run", "marl_sb3.runs.schema:RUN_SETTINGS")

@@ -27,6 +27,7 @@ from marl_sb3.core.config import (
     require_ids,
     section_by_setting,
 )
+from marl_sb3.doors import Dialect
 from marl_sb3.errors import ConfigError, shown
 from marl_sb3.extensions.central import CentralSettings
 from marl_sb3.extensions.data import DataSettings
@@ -401,6 +402,13 @@ OFFERED: Mapping[str, Offered] = {
         TRACKERS,
     ),
 }
+class RunSettings(Dialect):
+    """Makes the settings of runs known to messages about settings of policies."""
+
+    of_runs = ACCEPTED
+
+
+RUN_SETTINGS = RunSettings()
 
 
 def names_in(section: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from marl_sb3.core.config import EXTERNAL, counted
 from marl_sb3.core.envs import imported_modules
+from marl_sb3.core.sb3 import trait
 from marl_sb3.core.training import ShowProgress
 from marl_sb3.envs import importable_id
 from marl_sb3.errors import ConfigError
@@ -106,7 +107,7 @@ def _slow_updates(policies: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for all policies that take the slow path for the same reason."""
     found: dict[str, list[str]] = {}
     for policy_id, algorithm in policies.items():
-        if getattr(algorithm, "why_slow", lambda: None)() is not None:
+        if trait(algorithm, "why_slow")() is not None:
             found.setdefault(algorithm.described_path(), []).append(policy_id)
     for path, ids in found.items():
         yield f"policy {ids[0]}: {path}" if len(ids) == 1 else f"{len(ids)} policies: {path}"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from marl_sb3.core.config import action_form
 from marl_sb3.core.envs import MASK
-from marl_sb3.doors import ACTION_FORMS
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID
 
@@ -36,8 +36,7 @@ def choices_of(space: spaces.Space[Any]) -> tuple[int, ...] | None:
 
 def policy_actions(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """Return the space in which policies choose actions of an env's space: itself, or that of a form of it."""
-    found = (form(space) for form in ACTION_FORMS) if isinstance(space, _Composite) else ()
-    return next((each for each in found if each is not None), space)
+    return (action_form(space) if isinstance(space, _Composite) else None) or space
 
 
 def env_space(space: spaces.Space[Any]) -> spaces.Space[Any]:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from marl_sb3.core.acting.policy import Decision, Policy, PolicyInputs
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.processing import RescaleActions, RowProcessing
-from marl_sb3.core.sb3 import States, noise, noise_of_rows, uses_noise
+from marl_sb3.core.sb3 import States, noise, noise_of_rows, trait, uses_noise
 from marl_sb3.core.state import Fields, Stateful, array, arrays, integer, part
 from marl_sb3.core.vec_env import VecStep, ZeroBased, with_rows
 from marl_sb3.errors import ConfigError, NumericError
@@ -97,8 +97,7 @@ class Actor(Stateful):
         self.policy = policy
         self.processing = processing
         self._bootstraps = bootstraps
-        # An algorithm of the user's own may have no env.
-        env = getattr(policy.algorithm, "env", None) if policy.transposes_images else None
+        env = trait(policy.algorithm, "env") if policy.transposes_images else None
         self._image_env: Any = env if isinstance(env, VecTransposeImage) else None
         self._uses_noise, self._no_starts = uses_noise(policy.algorithm), np.zeros(rows.num_rows, dtype=bool)
         self.step = 0  # steps since the rollout began

@@ -15,13 +15,14 @@ from stable_baselines3.common.distributions import Distribution
 from marl_sb3.core.acting.actor import Actor
 from marl_sb3.core.acting.asked_agent import AgentInputs, AskedAgent, ByAgent, Given, PolicyAnswer, Want, act_together
 from marl_sb3.core.acting.policy import PredictingPolicy
+from marl_sb3.core.config import policy_files
 from marl_sb3.core.mapping import Deterministic, PolicyRows
 from marl_sb3.core.metrics import InfoMetric
 from marl_sb3.core.policies import activation_name
 from marl_sb3.core.processing import Processing, process_rows
 from marl_sb3.core.sb3 import States, reset_optimizers
 from marl_sb3.core.state import StateReader
-from marl_sb3.doors import POLICY_FILES, counterpart
+from marl_sb3.doors import counterpart
 from marl_sb3.errors import CheckpointError, ConfigError, require_known
 from marl_sb3.types import AgentID, FloatArray, PolicyID
 
@@ -367,7 +368,8 @@ class PolicyByAgent:
         if not self.processing[policy_id].statistics:
             words = "accepted: a policy with normalize_observations or normalize_rewards"
             raise ConfigError(f"policy {policy_id!r} normalises nothing; {words}", key="policies")
-        POLICY_FILES["sb3"].unpickle_statistics(self.processing[policy_id], Path(path))
+        first, *_ = policy_files()
+        first.unpickle_statistics(self.processing[policy_id], Path(path))
 
     def _require_policies(self, policy_ids: Iterable[PolicyID], where: str = "") -> None:
         for policy_id in policy_ids:
@@ -393,7 +395,8 @@ class PolicyByAgent:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        return POLICY_FILES["sb3"].write(self, folder)
+        first, *_ = policy_files()
+        return first.write(self, folder)
 
 
 def _network(algorithm: BaseAlgorithm) -> dict[str, str | None]:

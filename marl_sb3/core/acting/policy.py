@@ -16,7 +16,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import obs_as_tensor
 from typing_extensions import override
 
-from marl_sb3.core.sb3 import States, initial_states, takes_masks
+from marl_sb3.core.sb3 import States, initial_states, takes_masks, trait
 from marl_sb3.core.state import Fields, Stateful, array
 from marl_sb3.core.vec_env import map_arrays
 from marl_sb3.errors import ConfigError
@@ -74,7 +74,7 @@ class Policy:
 
     def __init__(self, algorithm: BaseAlgorithm) -> None:
         self.algorithm: Any = algorithm
-        self.needs_masks: bool = getattr(algorithm, "needs_masks", True)  # whether it cannot do without masks
+        self.needs_masks: bool = trait(algorithm, "needs_masks")  # whether it cannot do without masks
 
     def refresh(self) -> None:
         """Note that weights or modules may have changed since the latest step, by a learner or a callback."""
@@ -118,7 +118,7 @@ class PredictingPolicy(Policy):
         super().__init__(algorithm)
         self.takes_masks = takes_masks(algorithm)
         of_parts = hasattr(algorithm.action_space, "to_env")  # then, `predict` gives no arrays
-        self._predict: Any = getattr(algorithm, "predict_arrays" if of_parts else "predict")
+        self._predict: Any = trait(algorithm, "predict_arrays") if of_parts else algorithm.predict
         self._deterministic = deterministic
         can_tell = isinstance(algorithm, OnPolicyAlgorithm) and not initial_states(algorithm, 1)
         self._tells = tells and can_tell and not deterministic
@@ -166,7 +166,7 @@ class RolloutPolicy(Policy):
 
     @override
     def refresh(self) -> None:
-        self.kernels: Any = self.algorithm.acting_kernels() if hasattr(self.algorithm, "acting_kernels") else None
+        self.kernels: Any = trait(self.algorithm, "acting_kernels")()
         if self.kernels is not None:
             self.kernels.read_parameters()
 
@@ -325,8 +325,7 @@ class ExploringPolicy(Policy):
     def _chosen_by_policy(self, inputs: PolicyInputs) -> Array:
         algorithm = self.algorithm
         if not self._is_read:
-            kernels = getattr(algorithm, "acting_kernels", None)
-            self._kernels, self._is_read = None if kernels is None else kernels(), True
+            self._kernels, self._is_read = trait(algorithm, "acting_kernels")(), True
         if self._kernels is not None:
             return self._kernels.explore(inputs.observations, **inputs.masked)  # type: ignore[no-any-return]
         return algorithm.predict(inputs.observations, deterministic=False, **inputs.masked)[0]  # type: ignore[no-any-return]

@@ -5,6 +5,7 @@ from .algorithms import AlgorithmInfo as AlgorithmInfo
 from .algorithms import AlgorithmTable as AlgorithmTable
 from .algorithms import Decay as Decay
 from .algorithms import Points as Points
+from .algorithms import action_form as action_form
 from .algorithms import add_algorithm as add_algorithm
 from .algorithms import algorithm_info as algorithm_info
 from .algorithms import built_in as built_in
@@ -14,6 +15,7 @@ from .algorithms import kinds_of as kinds_of
 from .algorithms import known_name as known_name
 from .algorithms import parameters_of as parameters_of
 from .algorithms import place_of as place_of
+from .algorithms import policy_files as policy_files
 from .algorithms import saved_class as saved_class
 from .algorithms import saved_name as saved_name
 from .algorithms import takes_integers as takes_integers

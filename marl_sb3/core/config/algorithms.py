@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from typing import Annotated, Any, NamedTuple, cast
@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, cast
 from msgspec import Meta
 
 from marl_sb3.core.config.values import FiniteFloat, takes_integers_only
-from marl_sb3.doors import ALGORITHM_TABLES, counterpart, imported
+from marl_sb3.doors import ALGORITHM_TABLES, PolicyFiles, counterpart, imported
 from marl_sb3.errors import ConfigError, require_known, shown
 
 # --- Schedules -------------------------------------------------------------------------------------------------------
@@ -140,11 +140,16 @@ def place_of(cls: type[Any]) -> str:
 
 
 class AlgorithmTable(NamedTuple):
-    """Algorithms that come with a package, at the door `ALGORITHM_TABLES`."""
+    """What a package of algorithms brings, at the door `ALGORITHM_TABLES`; `package.module:NAME` is a place."""
 
     algorithms: Sequence[AlgorithmInfo]  # in the order in which they are listed
     # what is known of the classes that other algorithms are derived from; the last one stands for all others
     bases: Sequence[AlgorithmInfo] = ()
+    # Returns the form in which the algorithms act in an action space that arrays cannot hold: a Box whose vectors
+    # `to_env` turns into actions of the env, and `from_env` back, with the env's own space `of_env` and with
+    # `refusal_of(algorithm)`. None: they do not act there.
+    action_form: Callable[[Any], Any] | str | None = None
+    policy_files: PolicyFiles | str | None = None  # the files of single policies that `save_policies` writes
 
 
 class _Registry:
@@ -174,6 +179,17 @@ class _Registry:
 @cache
 def _registry() -> _Registry:
     return _Registry(list(ALGORITHM_TABLES))
+
+
+def action_form(space: Any) -> Any:
+    """Return the form in which algorithms act in a space that arrays cannot hold; None if no package has one."""
+    forms = (imported(table.action_form)(space) for table in ALGORITHM_TABLES if table.action_form is not None)
+    return next((form for form in forms if form is not None), None)
+
+
+def policy_files() -> list[PolicyFiles]:
+    """Return the kinds of files of single policies; the first one is what `save_policies` writes."""
+    return [imported(table.policy_files) for table in ALGORITHM_TABLES if table.policy_files is not None]
 
 
 def built_in() -> Mapping[str, AlgorithmInfo]:

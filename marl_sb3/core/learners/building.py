@@ -24,7 +24,7 @@ from marl_sb3.core.config import ProcessingSettings, counted
 from marl_sb3.core.learners.spec import PolicySpec, info_of_class
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.processing import LEAST_PIXELS, ProcessedPolicy, Processing
-from marl_sb3.core.sb3 import Schedule, SpacesOnlyVecEnv, check_spaces, integer_sizes
+from marl_sb3.core.sb3 import Schedule, SpacesOnlyVecEnv, check_spaces, integer_sizes, trait
 from marl_sb3.errors import ConfigError, require_known, shown
 from marl_sb3.wrappers import choices_of
 
@@ -115,7 +115,7 @@ def check_action_space(rows: PolicyRows, spec: PolicySpec) -> None:
         ConfigError: names the policy, the space, and what is accepted.
     """
     discrete = any(cls.__name__ in ("DQN", "QRDQN") for cls in spec.algorithm.__mro__)
-    accepted = getattr(spec.algorithm, "accepted_actions", (spaces.Discrete if discrete else spaces.Box,))
+    accepted = trait(spec.algorithm, "accepted_actions") or (spaces.Discrete if discrete else spaces.Box,)
     action_space, agents = rows.group.action_space, ", ".join(map(str, rows.agents))
     if not isinstance(action_space, accepted):
         raise ConfigError(

@@ -34,13 +34,15 @@ from marl_sb3.core.sb3 import (
     optimizer_settings,
     read_optimizers,
     read_weights,
+    require_path,
     set_progress_remaining,
     set_up_logging,
+    trait,
     weights,
 )
 from marl_sb3.core.state import Commit, Field, Fields, Part, SavedPart, State, Stateful, generators, in_order, part
 from marl_sb3.core.vec_env import MultiAgentVecEnv
-from marl_sb3.doors import ENGINES, Engine, ExperienceMaker, imported
+from marl_sb3.doors import Engine, ExperienceMaker, imported
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import GoalRewards, PolicyID
 
@@ -226,9 +228,8 @@ class Learner(Stateful, ABC):
             parts.append(spec.exploration.learner_part)
         engine: Engine | None = None
         if learns_here or not is_off_policy(spec.algorithm):
-            more_losses = any(part_class.adds_loss for part_class in parts)
-            for make in ENGINES:
-                engine = engine or make(rows.policy_id, algorithm, options.update_path, has_more_losses=more_losses)
+            path, more_losses = require_path(options.update_path), any(part_class.adds_loss for part_class in parts)
+            engine = trait(algorithm, "prepare_engine")(rows.policy_id, path, has_more_losses=more_losses)
         learner = cls(rows, algorithm, trained, processing, options)
         learner.engine = engine
         for part_class in parts:

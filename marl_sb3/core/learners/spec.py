@@ -37,9 +37,9 @@ from marl_sb3.core.config import (
 )
 from marl_sb3.core.envs import import_modules
 from marl_sb3.core.policies import OF_THE_USER, registered_class, resolve_policy_kwargs
-from marl_sb3.core.sb3 import make_schedule
+from marl_sb3.core.sb3 import make_schedule, trait
 from marl_sb3.core.state import Checkpoint, State, StateReader, is_plain
-from marl_sb3.doors import DIALECTS, POLICY_SECTIONS, SETTINGS
+from marl_sb3.doors import DIALECTS, POLICY_SECTIONS
 from marl_sb3.errors import CheckpointError, ConfigError, did_you_mean, refuse, shown
 from marl_sb3.types import PolicyID
 
@@ -114,7 +114,7 @@ class PolicySpec:
         self.values: Mapping[str, Any] = {**hyperparameter_defaults(algorithm), **self.hyperparameters}
         extractor = (self._given.get("policy_kwargs") or {}).get("features_extractor_class")
         has_own_extractor = extractor is not None and extractor not in CLASSES["features_extractor_class"]
-        self.has_own_network = has_own_extractor or self.policy not in getattr(algorithm, "policy_aliases", {})
+        self.has_own_network = has_own_extractor or self.policy not in trait(algorithm, "policy_aliases")
 
     @property
     def policy_class(self) -> type[Any]:
@@ -183,7 +183,7 @@ class PolicySpec:
 def _policy_of(info: AlgorithmInfo, algorithm: type[BaseAlgorithm], policy: str | type[Any]) -> str | type[Any]:
     if not isinstance(policy, str) or registered_class("policy", policy) is not None:
         return policy
-    aliases = getattr(algorithm, "policy_aliases", {})
+    aliases = trait(algorithm, "policy_aliases")
     meant = info.policy.replace("Mlp", policy.removesuffix("Policy"), 1)  # CnnPolicy may mean CnnLstmPolicy
     alias = next((name for name in (policy, meant) if name in aliases), None)
     if alias is None:
@@ -337,7 +337,7 @@ def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, defaults: Map
     for dialect in DIALECTS:
         if explained := dialect.explain(name):
             return explained
-    of_runs = [setting for kinds in SETTINGS for setting in kinds]
+    of_runs = [setting for dialect in DIALECTS for setting in dialect.of_runs]
     if name in of_runs:
         return f"{name!r} is a setting of the whole run, which policies share; accepted: {name} without a policy"
     close = did_you_mean(name, [*defaults, *section_by_setting(), *of_runs], 3)

@@ -59,6 +59,7 @@ from marl_sb3.core.sb3 import (
     normalize_minibatches,
     num_updates,
     optimized_parameters,
+    trait,
 )
 from marl_sb3.core.state import Commit, Field, Fields, SavedPart, in_order
 from marl_sb3.errors import CheckpointError, ConfigError, require_known
@@ -135,8 +136,7 @@ class OffPolicyLearner(Learner):
         metrics: list[Result] = []
 
         def run(threads: int = 1) -> None:
-            if hasattr(self.algorithm, "update_threads"):  # one whose kernels may share their work among threads
-                self.algorithm.update_threads = threads
+            trait(self.algorithm, "use_threads")(threads)
             for _ in self.experience.due_updates():
                 metrics.append(self._train())
 
@@ -174,7 +174,7 @@ class OffPolicyLearner(Learner):
 
     def _computed(self, recorded: Mapping[str, Any]) -> Result:
         return {
-            "exploration_rate": getattr(self.algorithm, "exploration_rate", None),
+            "exploration_rate": trait(self.algorithm, "exploration_rate"),
             "replay_buffer_size": self.buffer.num_transitions,
             "num_grad_updates_lifetime": num_updates(self.algorithm),
             "num_trainable_parameters": self._num_parameters,
@@ -329,8 +329,7 @@ def replay_buffer(
         more = {"n_steps": values["n_steps"], "gamma": algorithm.gamma}
     elif values["optimize_memory_usage"]:
         buffer_class, more = CompactBuffer, {"optimize_memory_usage": True}
-    # An algorithm may have classes of its own in their places, which hold more of each transition.
-    buffer_class = getattr(algorithm, "replay_buffers", {}).get(buffer_class, buffer_class)
+    buffer_class = trait(algorithm, "replay_buffers").get(buffer_class, buffer_class)
     more |= {**(values["replay_buffer_kwargs"] or {}), "device": algorithm.device, "n_envs": algorithm.n_envs}
     with warnings.catch_warnings():
         # `require_memory` refuses such a buffer.
@@ -383,6 +382,6 @@ def _bytes(rows: PolicyRows, spec: PolicySpec) -> int:
     numbers = 12 + sum(math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize for part in parts)  # rewards, ends
     numbers += sum(choices_of(rows.group.action_space) or ()) if spec.info.takes_masks else 0
     more = 2 * np.dtype(np.int64).itemsize if _with_goals(values) else int(values["optimize_memory_usage"])
-    numbers += getattr(spec.algorithm, "bytes_of_states", lambda _: 0)(values["policy_kwargs"] or {})
+    numbers += trait(spec.algorithm, "bytes_of_states")(values["policy_kwargs"] or {})
     lines = max(values["buffer_size"] // rows.num_rows, 1)
     return int(lines * rows.num_rows * (numbers + more))

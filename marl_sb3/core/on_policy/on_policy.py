@@ -29,7 +29,7 @@ from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.metrics import Result
 from marl_sb3.core.on_policy.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer, RolloutExperience
 from marl_sb3.core.processing import Processing, process_rows
-from marl_sb3.core.sb3 import count_steps
+from marl_sb3.core.sb3 import count_steps, trait
 from marl_sb3.core.state import Fields, integer
 from marl_sb3.doors import PreparedUpdate
 
@@ -47,7 +47,7 @@ class OnPolicyLearner(Learner):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.buffer.least_minibatch = self.least_minibatch
-        if not hasattr(self.algorithm, "num_grad_updates"):  # some of marl_sb3's own count by themselves
+        if trait(self.algorithm, "num_grad_updates") is None:
             self.algorithm.num_grad_updates = 0  # type: ignore[attr-defined]
             count_steps(self.algorithm)
 
@@ -115,8 +115,8 @@ class OnPolicyLearner(Learner):
         return metrics
 
     def _computed(self, recorded: Mapping[str, Any]) -> Result:
-        stats = getattr(self.algorithm, "update_stats", {}) if recorded else {}  # of marl_sb3.PPO
-        clipped = getattr(self.algorithm, "clip_range_vf", None) is not None
+        stats = trait(self.algorithm, "update_stats") if recorded else {}
+        clipped = trait(self.algorithm, "clip_range_vf") is not None
         parameters = [p.numel() for p in self.algorithm.policy.parameters() if p.requires_grad]
         return {
             "vf_loss_unclipped": stats.get("vf_loss_unclipped", None if clipped else recorded.get("train/value_loss")),
@@ -135,7 +135,7 @@ class OnPolicyLearner(Learner):
     @property
     def least_transitions(self) -> int:
         """The number of transitions that an update needs: SB3 divides by the standard deviation of the advantages."""
-        return 2 if getattr(self.algorithm, "normalize_advantage", False) else 1
+        return 2 if trait(self.algorithm, "normalize_advantage") else 1
 
     def _total_loss(self, recorded: Mapping[str, Any]) -> float | None:
         """Return the mean loss over minibatches; SB3's own `train/loss` is that of the last minibatch."""

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from marl_sb3.core.acting import Acted, Actor, Decision, Observed, PolicyInputs
 from marl_sb3.core.experience import Experience, Rewriter
+from marl_sb3.core.sb3 import trait
 from marl_sb3.core.state import Commit, Field, Fields, State, StateReader, in_order, integer
 from marl_sb3.core.vec_env import VecStep, map_arrays, pairs, require_categories, require_observed
 from marl_sb3.types import Array, BoolArray, Observations
@@ -483,8 +484,7 @@ class RolloutExperience(Experience):
             starts = np.where(self.carried.rows, self.carried.columns["episode_starts"] > 0, starts)
         if self.buffer.notes is not None:
             starts = self.buffer.notes.rewrite(starts)
-        compute = getattr(self.algorithm, "compute_returns", self.buffer.compute_returns_and_advantage)
-        compute(last_values=th.as_tensor(values), dones=starts)
+        trait(self.algorithm, "compute_returns")(last_values=th.as_tensor(values), dones=starts)
 
     @override
     def show_to(self, rewriter: Rewriter | None) -> None:

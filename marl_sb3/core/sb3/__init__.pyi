@@ -46,3 +46,6 @@ from .tensors import read_weights as read_weights
 from .tensors import reset_optimizers as reset_optimizers
 from .tensors import weight_forms as weight_forms
 from .tensors import weights as weights
+from .traits import AlgorithmTraits as AlgorithmTraits
+from .traits import require_path as require_path
+from .traits import trait as trait

@@ -17,6 +17,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import Distribution, StateDependentNoiseDistribution
 from stable_baselines3.common.preprocessing import preprocess_obs
 
+from marl_sb3.core.sb3.traits import trait
 from marl_sb3.core.state import Field, StateReader
 from marl_sb3.types import Array, BoolArray, FloatArray
 
@@ -25,7 +26,7 @@ States = tuple[Array, ...]  # (layers, rows, size) each; () for a policy without
 
 def takes_masks(algorithm: BaseAlgorithm, *, needed: bool = False) -> bool:
     """Whether the algorithm's `predict` takes action masks, as MaskablePPO's does; `needed`: and cannot do without."""
-    return _predict_takes_masks(type(algorithm)) and (not needed or getattr(algorithm, "needs_masks", True))
+    return _predict_takes_masks(type(algorithm)) and (not needed or trait(algorithm, "needs_masks"))
 
 
 @cache
@@ -175,7 +176,7 @@ def _rows(tensor: th.Tensor) -> FloatArray:
 
 def uses_noise(algorithm: BaseAlgorithm) -> bool:
     """Whether the algorithm explores by gSDE."""
-    return bool(getattr(algorithm, "use_sde", False))
+    return bool(trait(algorithm, "use_sde"))
 
 
 def _noisy(policy: Any) -> Any:

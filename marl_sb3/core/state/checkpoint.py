@@ -225,7 +225,7 @@ Space = spaces.Space[Any]
 def space_to_plain(space: Space) -> State | None:
     """Return a space as plain data, which a store reads; None for other kinds of spaces and for subclasses."""
     kind = type(space).__name__
-    if hasattr(space, "to_plain"):  # a form at the door `ACTION_FORMS`
+    if hasattr(space, "to_plain"):  # see `AlgorithmTable.action_form`
         return space.to_plain(space_to_plain)  # type: ignore[no-any-return]
     if getattr(spaces, kind, None) is not type(space) or kind not in _KINDS:
         return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marl_sb3.core.acting import PolicyBundle, PolicySpaces
+from marl_sb3.core.config import policy_files
 from marl_sb3.core.learners import (
     HERE,
     Learner,
@@ -49,7 +50,7 @@ from marl_sb3.core.training.callback import CallbackStates
 from marl_sb3.core.training.loop import Counters
 from marl_sb3.core.training.runner import ActingPart, LocalRunner, Runner
 from marl_sb3.core.vec_env import MultiAgentVecEnv, derived_seed, goal_rewards_of
-from marl_sb3.doors import ASSIGNED_RUNNERS, EACH_EPISODE, POLICY_FILES, Assignment, ExperienceMaker
+from marl_sb3.doors import ASSIGNED_RUNNERS, EACH_EPISODE, Assignment, ExperienceMaker
 from marl_sb3.errors import CheckpointError, ConfigError, shown
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 
@@ -165,7 +166,7 @@ def set_up(
             learner = make(rows[policy_id], specs[policy_id], policy_id in trained, own_seed, options)
             require_storable("its weights", weight_forms(learner.algorithm))
             require_storable("its optimizer", optimizer_forms(learner.algorithm))
-            for files in POLICY_FILES:
+            for files in policy_files():
                 files.require_writable(learner.algorithm)
         except ConfigError as error:
             error.policy_id = policy_id

@@ -30,6 +30,7 @@ from marl_sb3.core.off_policy import (
     Transitions,
     replay_buffer,
 )
+from marl_sb3.core.sb3 import trait
 from marl_sb3.core.state import SavedPart, State, StateReader, in_order
 from marl_sb3.core.training import MultiAgentAlgorithm, with_hook
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
@@ -159,7 +160,7 @@ class TwinCritics(CentralPart, ActingWatcher):
         super().__init__(learner, spec, seed, options)
         self._env: MultiAgentVecEnv | None = None
         self._before = self._done = np.zeros((0, 0), np.float32)  # what was seen and done in open transitions
-        if hasattr(learner.algorithm, "update_path"):
+        if trait(learner.algorithm, "update_path") is not None:
             learner.algorithm.update_path = "torch"  # the kernels do not have these critics
         if self.acts_here:
             learner.experience.record = self.record

@@ -14,6 +14,7 @@ from marl_sb3.core.acting import not_finite_refused
 from marl_sb3.core.learners import Learner
 from marl_sb3.core.metrics import Result
 from marl_sb3.core.off_policy import OffPolicyLearner, TransitionDictReplayBuffer, TransitionReplayBuffer
+from marl_sb3.core.sb3 import trait
 from marl_sb3.core.state import Fields, Stateful, integer
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.cloning import CloningOptions
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def learns_offline(algorithm: Any) -> bool:
     """Whether an algorithm learns from recorded episodes by its own losses, instead of being cloned."""
-    return bool(getattr(algorithm, "learns_offline", False))
+    return bool(trait(algorithm, "learns_offline"))
 
 
 class OfflineTraining(Stateful):

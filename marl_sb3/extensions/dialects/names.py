@@ -25,7 +25,7 @@ from marl_sb3.core.config import (
     takes_integers_only,
 )
 from marl_sb3.core.metrics import require_metric
-from marl_sb3.doors import SETTINGS
+from marl_sb3.doors import DIALECTS, Dialect
 from marl_sb3.errors import ConfigError, did_you_mean, require_known, shown
 from marl_sb3.extensions.dialects.table import (
     ALSO_OURS,
@@ -48,7 +48,7 @@ from marl_sb3.extensions.dialects.zoo import IN_PYTHON, KEYS, action_noise, is_n
 if TYPE_CHECKING:
     from marl_sb3.core.learners import PolicySpec
 
-_KINDS = SETTINGS["run"]
+_KINDS = DIALECTS["run"].of_runs
 _SECTIONS: Mapping[str, list[str]] = {
     section: [name.removeprefix(f"{section}.") for name in _KINDS if name.startswith(f"{section}.")]
     for section in dict.fromkeys(name.partition(".")[0] for name in _KINDS if "." in name)
@@ -400,7 +400,7 @@ def require_logged(name: str, known: Collection[str], key: str = "stop") -> None
 # --- At the door of the core -----------------------------------------------------------------------------------------
 
 
-class OtherNames:
+class OtherNames(Dialect):
     """The names of RLlib, SB3, rl-baselines3-zoo and PettingZoo; see `marl_sb3.doors.Dialect`."""
 
     def translated(self, spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict[str, Any]:

@@ -465,4 +465,9 @@ _OFF_POLICY = AlgorithmInfo(
     metrics=_OF_REPLAY,
 )
 
-TABLE = AlgorithmTable(_BUILT_IN, (_OFF_POLICY, _ON_POLICY))
+TABLE = AlgorithmTable(
+    _BUILT_IN,
+    (_OFF_POLICY, _ON_POLICY),
+    action_form="marl_sb3.extensions.fast.joined_actions:joined_actions",
+    policy_files="marl_sb3.extensions.transfer.sb3_files:SB3_FILES",
+)

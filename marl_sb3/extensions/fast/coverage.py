@@ -28,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from marl_sb3.core.config import place_of
 from marl_sb3.core.policies import MlpFeatures
+from marl_sb3.core.sb3 import trait
 from marl_sb3.extensions.fast.kernel_tables import OPTIMIZERS, linears, parameters_of
 
 ACTIVATIONS = (nn.Tanh, nn.ReLU)  # in the order of the constants in `kernels.layers`
@@ -320,7 +321,7 @@ def _why_not_common(algorithm: Any, extractors: Sequence[nn.Module]) -> str | No
     reason = first_reason(
         {
             f"device {algorithm.device}": algorithm.device.type != "cpu",
-            "gSDE": getattr(algorithm, "use_sde", False),
+            "gSDE": trait(algorithm, "use_sde"),
             f"features extractor {''.join(foreign[:1])}": foreign,
             f"activation {getattr(activation, '__name__', repr(activation))}": activation not in ACTIVATIONS,
         }

@@ -65,6 +65,10 @@ class FusedOffPolicy(TwoPaths, OffPolicyAlgorithm):
         update: FusedReplayUpdate = getattr(fused_replay, self.update_class)(self)
         return update
 
+    def use_threads(self, threads: int) -> None:
+        """Share the next gradient steps among so many threads; see `AlgorithmTraits`."""
+        self.update_threads = threads
+
     def acting_kernels(self) -> Any:
         """See `TwoPaths.acting_kernels`; None too if a subclass explores in its own way."""
         return self.kernels() if type(self).predict is FusedOffPolicy.predict else None

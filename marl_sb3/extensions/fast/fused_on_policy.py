@@ -19,10 +19,10 @@ from marl_sb3.core.learners import available_cores, blas_threads
 from marl_sb3.core.on_policy import MaskedRolloutBuffer
 from marl_sb3.core.sb3 import States, count_steps, has_step_hook
 from marl_sb3.doors import Engine
-from marl_sb3.errors import ConfigError, NumericError
+from marl_sb3.errors import NumericError
 from marl_sb3.extensions.fast.coverage import PathStillValid, acting_coverage, update_coverage
 from marl_sb3.extensions.fast.hybrid import HybridActions
-from marl_sb3.extensions.fast.update_path import FUSED_UPDATE, TwoPaths, load_blas, require_path
+from marl_sb3.extensions.fast.update_path import FUSED_UPDATE, TwoPaths
 from marl_sb3.output import print_text
 from marl_sb3.types import Array
 
@@ -75,6 +75,11 @@ class FusedOnPolicy(FusedActing):
     @override
     def coverage(self) -> PathStillValid | str:
         return update_coverage(self)
+
+    @override
+    def prepare_engine(self, policy_id: str, update_path: str, *, has_more_losses: bool) -> Engine | None:
+        super().prepare_engine(policy_id, update_path, has_more_losses=has_more_losses)
+        return KernelUpdates(self)
 
     def train(self) -> None:
         """Update the policy from the rollout buffer.
@@ -167,31 +172,6 @@ class KernelUpdates:
     def finish_update(self, update: FusedRolloutUpdate) -> None:
         """See `Engine.finish_update`."""
         self._algorithm.finish_update(update)
-
-
-def kernel_engine(policy_id: str, algorithm: Any, update_path: str, *, has_more_losses: bool) -> Engine | None:
-    """Set the path of a policy's algorithm, check that it covers the policy, and log which path is taken.
-
-    An `EngineMaker`. Only a `FusedOnPolicy` has an engine: the other algorithms with two paths have kernels within
-    their own `train()`.
-
-    Raises:
-        ConfigError: see `TwoPaths.takes_fused_path`; or that path is forced for an algorithm that has none.
-    """
-    path = require_path(update_path)
-    if not isinstance(algorithm, TwoPaths):
-        if path == "fused":
-            words = f"update_path is 'fused', and {type(algorithm).__name__} has no fused update"
-            raise ConfigError(f"policy {policy_id!r}: {words}; accepted: auto or torch", key="update_path")
-        return None
-    algorithm.has_more_losses = has_more_losses
-    algorithm.known_as = f"policy {policy_id}"
-    if update_path != "auto":  # otherwise a subclass may have set its own
-        algorithm.update_path = update_path
-    if algorithm.takes_fused_path():
-        load_blas()
-    _log.info("%s: %s", algorithm.known_as, algorithm.described_path())
-    return KernelUpdates(algorithm) if isinstance(algorithm, FusedOnPolicy) else None
 
 
 _RECORDED_BY_PPO = {

@@ -21,7 +21,7 @@ from stable_baselines3.common.utils import explained_variance
 from marl_sb3.compiling import note_compiling
 from marl_sb3.core.acting import PolicyInputs
 from marl_sb3.core.on_policy import flat_samples, minibatch_starts
-from marl_sb3.core.sb3 import States, progress_remaining
+from marl_sb3.core.sb3 import States, progress_remaining, trait
 from marl_sb3.errors import EnvError
 from marl_sb3.extensions.fast.coverage import ACTIVATIONS, shared_layers
 from marl_sb3.extensions.fast.kernel_tables import OptimizerTable, TransposedCopies, layer_table, linears, parameters_of
@@ -356,7 +356,7 @@ def _partition(nets: kernel.Nets, rows: int) -> _Partition:
 
 
 def _settings(algorithm: Any) -> kernel.Settings:
-    clipped, clip_range_vf = hasattr(algorithm, "clip_range"), getattr(algorithm, "clip_range_vf", None)
+    clipped, clip_range_vf = hasattr(algorithm, "clip_range"), trait(algorithm, "clip_range_vf")
     target_kl = getattr(algorithm, "target_kl", None)
     return kernel.Settings(
         normalize_advantage=bool(algorithm.normalize_advantage),

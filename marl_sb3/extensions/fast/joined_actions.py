@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
+from marl_sb3.core.sb3 import trait
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array
 from marl_sb3.wrappers import choices_of
@@ -37,7 +38,7 @@ class Part(NamedTuple):
 def joined_actions(space: Space) -> JoinedActions | None:
     """Return the space of the vectors in which policies choose actions of a space; None if they need none.
 
-    It is the form, at the door `ACTION_FORMS`, of Tuple and Dict spaces, nested ones too, of Box, Discrete,
+    It is the form, see `AlgorithmTable.action_form`, of Tuple and Dict spaces, nested ones too, of Box, Discrete,
     MultiDiscrete and MultiBinary. A Box has to be of floats.
     """
     if not isinstance(space, _Composite):
@@ -204,7 +205,7 @@ class JoinedActions(spaces.Box):  # noqa: PLW1641 - like all spaces, it has no h
 
     def refusal_of(self, algorithm: type) -> str | None:
         """Return which algorithms act in this space, for one that does not; None if it does."""
-        if getattr(algorithm, "takes_joined_actions", False):
+        if trait(algorithm, "takes_joined_actions"):
             return None
         return "ppo, a2c, trpo, recurrent_ppo, maskable_ppo (marl_sb3's classes), which take actions of several parts"
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import gymnasium
 from pettingzoo import AECEnv, ParallelEnv
 
+from marl_sb3.core.sb3 import require_path
 from marl_sb3.core.vec_env import MultiAgentVecEnv
-from marl_sb3.doors import counterpart
-from marl_sb3.errors import ConfigError, require_known
+from marl_sb3.doors import Engine, counterpart
+from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.coverage import PathStillValid
 from marl_sb3.output import ORDINARY, print_text
 from marl_sb3.systems import after_fork
@@ -24,23 +25,12 @@ from marl_sb3.systems import after_fork
 _counterpart = cache(counterpart)  # SB3 and updates ask algorithms for what only some have
 SLOW_UPDATE = "PyTorch computes the updates, not the faster kernels"
 FUSED_UPDATE = "compiled kernels choose the actions and compute the updates"
-UPDATE_PATHS = ("auto", "fused", "torch")
 # How an update is divided is the same on all machines, because it decides how results are rounded.
 CHUNK_ROWS, MOST_CHUNKS = 128, 8  # fewer rows are slow to multiply; more chunks take long to add up
 # What is made for the kernels, and is no part of a saved algorithm.
 _MADE_ANEW = ("_made", "_said", "_of_rollout", "_acting", "_is_read", "_reads_again")
 
 _log = logging.getLogger(__name__)
-
-
-def require_path(update_path: Any) -> str:
-    """Return the name of a path.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
-    require_known(path := str(update_path), UPDATE_PATHS, f"update_path is {update_path!r}", "update_path")
-    return path
 
 
 def load_blas() -> None:
@@ -180,6 +170,23 @@ class TwoPaths:
     def acting_kernels(self) -> Any:
         """Return what acts in rollouts by the kernels; None if PyTorch does."""
         return self.kernels()
+
+    def prepare_engine(self, policy_id: str, update_path: str, *, has_more_losses: bool) -> Engine | None:
+        """Set the path, check that it covers the policy, and log which one is taken; see `AlgorithmTraits`.
+
+        Only a `FusedOnPolicy` has an engine: the other algorithms with two paths have kernels within their own
+        `train()`.
+
+        Raises:
+            ConfigError: see `takes_fused_path`.
+        """
+        self.has_more_losses, self.known_as = has_more_losses, f"policy {policy_id}"
+        if update_path != "auto":  # otherwise a subclass may have set its own
+            self.update_path = update_path
+        if self.takes_fused_path():
+            load_blas()
+        _log.info("%s: %s", self.known_as, self.described_path())
+        return None
 
     def _is_made(self) -> bool:
         return self._made is not None and self._made[0] == self.update_path and self._made[2].holds()

@@ -21,7 +21,7 @@ from marl_sb3.core.experience import Experience, LearnedExperience
 from marl_sb3.core.learners import Learner
 from marl_sb3.core.off_policy import ReplayExperience, Transitions, joined_transitions
 from marl_sb3.core.processing import recent_state
-from marl_sb3.core.sb3 import after_step, read_weights, set_progress_remaining, weights
+from marl_sb3.core.sb3 import after_step, read_weights, set_progress_remaining, trait, weights
 from marl_sb3.core.state import Fields, State, Stateful, StateReader, TensorFile, integer, part, parts
 from marl_sb3.types import Array, BoolArray
 
@@ -74,7 +74,7 @@ class ShardPolicy(Stateful):
 
     def begin_round(self, order: PolicyOrder, seed: int) -> None:
         """Take over weights and statistics, and seed the random actions; called before the rollouts begin."""
-        algorithm = self.algorithm
+        algorithm: Any = self.algorithm
         read_weights(algorithm, TensorFile("weights of the round", order.weights))()
         self.processing.read_state(StateReader(order.statistics, "statistics of the round"))()
         for running in self.processing.statistics.values():
@@ -83,9 +83,9 @@ class ShardPolicy(Stateful):
         for each, of_round in zip(self.parts, order.parts, strict=True):
             each.follow(of_round)
         algorithm.action_space.seed(seed)
+        if trait(algorithm, "exploration_rate") is not None:
+            algorithm.exploration_rate = order.exploration_rate
         if isinstance(algorithm, OffPolicyAlgorithm):  # a round is a rollout
-            if hasattr(algorithm, "exploration_rate"):
-                algorithm.exploration_rate = order.exploration_rate
             if self.experience is not None:
                 self.algorithm.replay_buffer.reset()
                 self.experience.begin_rollout()
@@ -173,7 +173,7 @@ class ShardedExperience(LearnedExperience):
 
     def order(self) -> PolicyOrder:
         """Return what the shards need to know in the next round."""
-        epsilon = float(getattr(self.algorithm, "exploration_rate", 0.0))
+        epsilon = float(trait(self.algorithm, "exploration_rate") or 0.0)
         of_parts = [each.order() for each in self._learner.parts if each.acts]
         return PolicyOrder(weights(self.algorithm), self.processing.get_state(), epsilon, of_parts)
 

@@ -17,7 +17,7 @@ from marl_sb3.core.acting import PolicyBundle, PolicySpaces
 from marl_sb3.core.learners import PolicySpec, build_for_acting, policy_rows, processing_of, specs_of_checkpoint
 from marl_sb3.core.mapping import PolicyMapping, PolicyRows, read_deterministic, read_mapping
 from marl_sb3.core.processing import Processing
-from marl_sb3.core.sb3 import Progress, read_weights, set_progress_remaining
+from marl_sb3.core.sb3 import Progress, read_weights, set_progress_remaining, trait
 from marl_sb3.core.state import (
     DTYPES_OF_BOXES,
     INTEGERS,
@@ -158,16 +158,16 @@ def _algorithm(
     checkpoint: Checkpoint, rows: PolicyRows, spec: PolicySpec, processing: Processing, files: OfPolicy, device: str
 ) -> BaseAlgorithm:
     try:
-        algorithm = build_for_acting(rows, spec, processing, device)
+        algorithm: Any = build_for_acting(rows, spec, processing, device)
     except (ConfigError, TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
         raise CheckpointError(f"{checkpoint.name}: {error}") from error
     read_weights(algorithm, files["policy"])()
     learner = StateReader(checkpoint.state).fields("policies").fields(rows.policy_id)
     env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
     set_progress_remaining(algorithm, Progress(learner.number("progress_remaining"), env_steps))  # for zips
-    if hasattr(algorithm, "exploration_rate"):  # of DQN, for actions that are not deterministic
+    if trait(algorithm, "exploration_rate") is not None:  # of DQN, for actions that are not deterministic
         algorithm.exploration_rate = learner.number("exploration_rate", 0.0, 1.0)
-    return algorithm
+    return algorithm  # type: ignore[no-any-return]
 
 
 # --- Spaces ----------------------------------------------------------------------------------------------------------

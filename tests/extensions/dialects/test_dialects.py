@@ -12,7 +12,7 @@ from marl_sb3 import ConfigError, PolicySpec
 from marl_sb3.doors import DIALECTS, Dialect
 
 
-class Toy:
+class Toy(Dialect):
     """One other name: `hurry`, in thousandths."""
 
     def translated(self, spec: PolicySpec, given: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
