@@ -17,7 +17,7 @@ from gymnasium import spaces
 from marl_sb3.core.acting import PolicyBundle
 from marl_sb3.core.envs import RAISED
 from marl_sb3.core.mapping import by_policy
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, taken
+from marl_sb3.core.vec_env import MultiAgentVecEnv, Stream, VecStep, spawned, taken
 from marl_sb3.doors import Door
 from marl_sb3.envs import attribute_from_here
 from marl_sb3.errors import ConfigError, HookError, described, shown
@@ -252,9 +252,8 @@ class OpponentRows:
 
 
 def _rngs(entropy: Any, column: int, env: MultiAgentVecEnv) -> list[np.random.Generator]:
-    # Four numbers: no other key of a run seed has so many.
-    keys = [(env_index, column, 0, 0) for env_index in range(env.num_envs)]
-    return [np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=key)) for key in keys]
+    sequences = (spawned(entropy, Stream.OPPONENTS, env_index, column) for env_index in range(env.num_envs))
+    return list(map(np.random.default_rng, sequences))
 
 
 def ask_opponent(

@@ -23,7 +23,7 @@ from marl_sb3.core.metrics import Episode, EpisodeTracker, Result, finite_or_non
 from marl_sb3.core.sb3 import preserve_noise
 from marl_sb3.core.state import preserve_rng
 from marl_sb3.core.training import MultiAgentAlgorithm
-from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.core.vec_env import MultiAgentVecEnv, seed_of
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.opponents import RANDOM, Against, opponent_name
 from marl_sb3.evaluation.pairing import Pairing
@@ -568,4 +568,4 @@ class EvaluationPlan:
 
 def evaluation_seed(run_seed: int) -> int:
     """Return a seed in [0, 2**31) for evaluations of a run. It gives other episodes than those of its training."""
-    return int(np.random.SeedSequence(run_seed).generate_state(1)[0]) >> 1
+    return seed_of(np.random.SeedSequence(run_seed))

@@ -15,6 +15,7 @@ from marl_sb3.core.config import Decay, Points, PositiveFloat
 from marl_sb3.core.learners import LearnerOptions, LearnerPart, PolicySpec
 from marl_sb3.core.sb3 import Progress, distribution, log_prob, make_schedule, q_values
 from marl_sb3.core.state import SavedPart, State, StateReader, generator_state, is_plain, set_generator_state
+from marl_sb3.core.vec_env import Stream, spawned
 from marl_sb3.errors import ConfigError, shown
 from marl_sb3.types import Array, BoolArray, FloatArray
 
@@ -85,8 +86,7 @@ class Explorer(LearnerPart):
     def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
         self.exploration, self._progress = deepcopy(spec.exploration), options.progress_remaining
         name = type(self.exploration).__name__
-        # Four numbers: no other key has so many.
-        self.exploration.rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0, 0, 0, 0)))
+        self.exploration.rng = np.random.default_rng(spawned(seed, Stream.EXPLORATION))
         if not is_plain(self.exploration.get_state()):
             words = "does not return plain data: numbers, strings, NumPy arrays, and lists and mappings of these"
             raise ConfigError(f"{name}.get_state() {words}", key="exploration")

@@ -17,7 +17,7 @@ from marl_sb3.core.metrics import Episode, EpisodeTracker
 from marl_sb3.core.processing import Processing, process_rows
 from marl_sb3.core.sb3 import weight_forms
 from marl_sb3.core.state import SavedPart, State, StateReader, TensorFile
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, taken
+from marl_sb3.core.vec_env import MultiAgentVecEnv, Stream, VecStep, spawned, taken
 from marl_sb3.errors import ConfigError, HookError, described
 from marl_sb3.evaluation import Opponent, ask_opponent, opponents_of
 from marl_sb3.extensions.assignment import AssignedRunner, seen_by_players
@@ -199,8 +199,7 @@ class LeagueRunner(AssignedRunner):
             seen = copy.deepcopy(taken(step.observations[number], place))  # envs reuse the memory
             mask = None if masks is None else masks[place].copy()
             env_index, episode = self._first_env + index, int(self._episodes[index]) - 1
-            key = (env_index, episode, column, length, 0)  # five numbers: no other key has so many
-            rng = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=key))
+            rng = np.random.default_rng(spawned(self._seed, Stream.LEAGUE, env_index, episode, column, length))
             try:
                 actions[number][place] = ask_opponent(self._code[name][agent], group.action_space, seen, mask, rng)
             except (Exception, SystemExit) as error:  # code of the user's

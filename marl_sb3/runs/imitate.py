@@ -17,7 +17,7 @@ from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.learners import limited_threads, named_algorithm
 from marl_sb3.core.state import State, StateReader, read_states, states_of
 from marl_sb3.core.training import IterationReport, ResultLogger, iteration_result
-from marl_sb3.core.vec_env import derived_seed
+from marl_sb3.core.vec_env import FIRST_CLONED, derived_seed
 from marl_sb3.envs import named_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data import (
@@ -223,7 +223,7 @@ def _jobs(run: Run, sets: list[PolicyData], data: Path, options: CloningOptions,
     jobs: Jobs = {}
     for index, (policy_id, learner) in enumerate(run.algorithm.parts.learners.items()):
         if learner.trained:
-            seed = derived_seed(run.config.seed, 1000 + index)
+            seed = derived_seed(run.config.seed, FIRST_CLONED + index)
             episodes = require_episodes(sets, learner.rows, data)
             if learns_offline(learner.algorithm):
                 jobs[policy_id] = OfflineTraining(learner, episodes, options, learn=learn)

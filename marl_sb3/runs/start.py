@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import set_random_seed
 
@@ -24,6 +23,7 @@ from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.learners import resolve_hyperparameters
 from marl_sb3.core.state import Checkpoint, StateReader
 from marl_sb3.core.training import MultiAgentAlgorithm, accepted_callbacks
+from marl_sb3.core.vec_env import Stream, spawned
 from marl_sb3.envs import attribute_from_here
 from marl_sb3.errors import ConfigError, NumericError, described, shown
 from marl_sb3.extensions.dialects import require_logged
@@ -367,7 +367,7 @@ def roll_back(run: Run, count: int, error: NumericError) -> None:
     _note_resume(run, _restore(run, checkpoint))
     # The same random numbers would lead to the same error.
     assert run.config.seed is not None, "prepare() has drawn one"
-    set_random_seed(int(np.random.SeedSequence(run.config.seed, spawn_key=(count, count)).generate_state(1)[0]))
+    set_random_seed(int(spawned(run.config.seed, Stream.ROLLBACKS, count, count).generate_state(1)[0]))
 
 
 def _restore(run: Run, checkpoint: Checkpoint) -> dict[str, str]:

@@ -29,11 +29,17 @@ from .observations import taken as taken
 from .observations import with_rows as with_rows
 from .observations import zero_observations as zero_observations
 from .observations import zeros as zeros
+from .seeding import FIRST_CLONED as FIRST_CLONED
+from .seeding import IMITATED_MINIBATCHES as IMITATED_MINIBATCHES
+from .seeding import SEARCH_EVALUATIONS as SEARCH_EVALUATIONS
+from .seeding import Stream as Stream
 from .seeding import assignment_rng as assignment_rng
 from .seeding import derived_seed as derived_seed
 from .seeding import episode_seed as episode_seed
 from .seeding import fresh_seed as fresh_seed
+from .seeding import seed_of as seed_of
 from .seeding import shard_seed as shard_seed
+from .seeding import spawned as spawned
 from .separate_envs import EnvFactory as EnvFactory
 from .separate_envs import SyncVecEnv as SyncVecEnv
 from .slot import EndedAgents as EndedAgents

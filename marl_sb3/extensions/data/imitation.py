@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from marl_sb3.core.sb3 import initial_states, progress_remaining
 from marl_sb3.core.state import Fields, Stateful, generator
-from marl_sb3.core.vec_env import taken
+from marl_sb3.core.vec_env import IMITATED_MINIBATCHES, taken
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.demonstrations import Demonstrations
 from marl_sb3.types import Array, PolicyID
@@ -296,7 +296,7 @@ class ImitationLoss(Stateful):
 
     def __init__(self, loss: ActionLoss, coefficient: float | Callable[[float], float], seed: int | None) -> None:
         self._loss, self._coefficient = loss, coefficient
-        self._generator = np.random.default_rng(None if seed is None else [seed, 0x1417A7E])
+        self._generator = np.random.default_rng(None if seed is None else [seed, IMITATED_MINIBATCHES])
         self._of_update: list[th.Tensor] = []
         loss.policy.optimizer.register_step_pre_hook(lambda *_: self._add_gradient())
 

@@ -29,8 +29,10 @@ from marl_sb3.core.vec_env import (
     ArrayInfos,
     DictInfos,
     StepInfos,
+    Stream,
     VecStep,
     fresh_seed,
+    spawned,
 )
 from marl_sb3.doors import imported
 from marl_sb3.errors import ConfigError, EnvRaisedError, VecEnvOrderError
@@ -177,7 +179,7 @@ class Shard:
 
     def _begin(self, order: RoundOrder) -> None:
         self._order, self._recorder = order, StepRecorder()
-        seeds = np.random.SeedSequence(order.seed, spawn_key=(self._index,)).generate_state(4)
+        seeds = spawned(order.seed, Stream.NUMBERED, self._index).generate_state(4)
         of_policies, of_torch, of_numpy, of_python = seeds.tolist()
         th.default_generator.manual_seed(of_torch)
         np.random.seed(of_numpy)  # noqa: NPY002 - SB3 uses the global generator

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 
+from marl_sb3.core.vec_env import Stream, spawned
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.store import checkpoints_of
 from marl_sb3.files import remove_folder, replaced_folder
@@ -28,7 +29,6 @@ from marl_sb3.tools.tuning.space import Space
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trial import value_of
 
-_DECISIONS = 4  # the second key of the seeds of what is decided; see `Search`
 # What a copy of a run does not have: locks, and what is of the one run only.
 _NOT_COPIED = frozenset({".lock", "policies", "tracking.json", "wandb", TRACEBACK_FILE})
 
@@ -128,7 +128,7 @@ def _enqueue(study: TuneStudy, generation: int, member: int, before: Sequence[Fr
         preset = search.preset_params()  # the first member begins with it, the sampler draws all others
         study.queue.enqueue(preset if member == 0 and preset is not None else {}, **stored)
         return
-    seed = np.random.SeedSequence(search.seed, spawn_key=(generation * search.trials + member, _DECISIONS))
+    seed = spawned(search.seed, Stream.POPULATION, generation * search.trials + member)
     rng, sign = np.random.default_rng(seed), search.objectives()[0].sign
     values = [None if trial.state != TrialState.COMPLETE else value_of(trial) for trial in before]
     copied = exploit(member, [value and sign * value for value in values], search.pbt_quantile, rng)

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
-import numpy as np
 from msgspec import Meta
 
 from marl_sb3.core.config import Count, Fraction, Named, PositiveInt, algorithm_info, require
+from marl_sb3.core.vec_env import SEARCH_EVALUATIONS, Stream, seed_of, spawned
 from marl_sb3.errors import ConfigError
 from marl_sb3.files import read_yaml, write_whole, yaml_text
 from marl_sb3.runs import TrainConfig, load_config, require_named
@@ -118,19 +118,16 @@ class Search:
 
     def trial_seed(self, index: int) -> int:
         """The run seed of the trial with this index, in [0, 2**31); retries have the index of the first attempt."""
-        return self._derived_seed(index)
+        return seed_of(spawned(self.seed, Stream.NUMBERED, index))
 
     def evaluation_seed(self) -> int:
         """The seed of all evaluations, in [0, 2**31); all trials have the same, so that their values compare."""
-        return self._derived_seed(2**31)
+        return seed_of(spawned(self.seed, Stream.NUMBERED, SEARCH_EVALUATIONS))
 
     def fresh_seeds(self, index: int) -> tuple[int, int]:
         """Seeds of a confirmation and of its evaluations, in [0, 2**31); no trial had them."""
-        return self._derived_seed(index, 2), self._derived_seed(index, 3)
-
-    def _derived_seed(self, *key: int) -> int:
-        """Keys (index, 1) belong to samplers."""
-        return int(np.random.SeedSequence(self.seed, spawn_key=key).generate_state(1)[0]) >> 1
+        own, evaluations = (spawned(self.seed, each, index) for each in (Stream.FINALS, Stream.FINAL_EVALUATIONS))
+        return seed_of(own), seed_of(evaluations)
 
     def trial_config(self, settings: Mapping[str, Any], seed: int, where: str = "the space, ") -> TrainConfig:
         """The configuration of a trial.

@@ -9,12 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from marl_sb3.core.envs import EnvFactory
 from marl_sb3.core.metrics import flatten, table
+from marl_sb3.core.vec_env import Stream, spawned
 from marl_sb3.doors import counterpart
 from marl_sb3.errors import ConfigError, refuse
 from marl_sb3.extensions.display import number, short_path
@@ -267,7 +267,7 @@ def best_first(trials: Iterable[FrozenTrial], sign: float) -> list[FrozenTrial]:
 
 def sampler(search: Search, index: int) -> optuna.samplers.BaseSampler:
     """The sampler for one trial, seeded by the search's seed and the trial's index."""
-    seed = int(np.random.SeedSequence(search.seed, spawn_key=(index, 1)).generate_state(1)[0])
+    seed = int(spawned(search.seed, Stream.SAMPLERS, index).generate_state(1)[0])
     if search.sampler == "tpe":
         # constant_liar counts running trials as bad ones, so that workers do not try similar settings at once.
         n_startup_trials = min(10, max(1, search.trials // 3))

@@ -13,11 +13,15 @@ import pytest
 import torch as th
 import yaml
 from forked import Commands, ForkServer
+from gymnasium.spaces import Box, Text, Tuple
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 import marl_sb3
 from marl_sb3 import AlgorithmInfo, ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env, register_algorithm
+from marl_sb3.core.config import AlgorithmTable
+from marl_sb3.doors import ALGORITHM_TABLES
 from marl_sb3.train import main as train
+from marl_sb3.wrappers import policy_actions
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "reinforce.py"
 SMALL = "--set n_steps=6 --set n_envs=2"
@@ -197,3 +201,13 @@ def test_a_name_in_a_checkpoint_imports_nothing() -> None:
     with pytest.raises(ConfigError, match="is in a module that is not imported"):
         marl_sb3.core.config.algorithms.saved_class("antigravity:INFO")
     assert "antigravity" not in sys.modules
+
+
+def test_a_package_of_algorithms_brings_a_form_of_actions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts, of which the package's own table has no form, as numbers."""
+    texts, numbers = Tuple([Text(3)]), Box(0, 1, (3,))
+    table = AlgorithmTable([], action_form=lambda space: numbers if space == texts else None)
+    monkeypatch.setattr(ALGORITHM_TABLES, "_added", {**ALGORITHM_TABLES.added(), "texts": table})
+    assert policy_actions(texts) is numbers
+    assert policy_actions(Tuple([numbers])).shape == (3,)
+    assert policy_actions(numbers) is numbers

@@ -20,10 +20,12 @@ from marl_sb3.core.vec_env import (
     MaskReader,
     Options,
     SlotStep,
+    Stream,
     SyncVecEnv,
     VecStep,
     make_batch,
     same,
+    spawned,
     taken,
 )
 from marl_sb3.doors import ENV_KINDS
@@ -250,7 +252,7 @@ class EnvServer:
         self._log = link.log
         self._memory, self._spec = link.descriptors[0], spec
         link.channel.polling_s = polling_s(spec.n_workers)
-        np.random.seed(np.random.SeedSequence(spec.seed, spawn_key=(spec.first_index,)).generate_state(4))  # noqa: NPY002
+        np.random.seed(spawned(spec.seed, Stream.NUMBERED, spec.first_index).generate_state(4))  # noqa: NPY002
         for name, kind in spec.kinds.items():
             ENV_KINDS.add(name, kind)
         envs_class = _BatchedWorkerEnvs if spec.batched else _SeparateWorkerEnvs
