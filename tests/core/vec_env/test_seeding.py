@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from toy_envs import ScriptedEnv
 
+import marl_sb3
 from marl_sb3 import make_vec_env
 from marl_sb3.core.state import is_plain
 from marl_sb3.core.vec_env import episode_seed, fresh_seed
@@ -84,3 +87,8 @@ def test_a_numpy_integer_is_a_seed():
     assert is_plain(env.get_state())  # otherwise checkpoints are without it
     env.seed(np.int64(4))
     assert is_plain(env.get_state())
+
+
+def test_seeds_are_spawned_in_one_place() -> None:
+    package = Path(marl_sb3.__file__).parent
+    assert [path.name for path in package.rglob("*.py") if "spawn_key" in path.read_text()] == ["seeding.py"]
