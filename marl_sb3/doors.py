@@ -99,10 +99,10 @@ class Door(Generic[T]):
 class EnvKind(Protocol):
     """The envs of a library, and how one of them becomes a `ParallelEnv`, which all else is made for.
 
-    A factory of envs is the user's and may return anything. The first kind that recognises what it has returned makes
-    a `ParallelEnv` of it: those at the door `ENV_KINDS` in their order, then those of the core, which are
-    `ParallelEnv`, `AECEnv` and `gymnasium.Env`. Every env is shown to every kind, so that `recognises` should look at
-    names and classes, and import no library for that. A kind is sent to the workers that step its envs.
+    A factory of envs is the user's and may return anything. Of the kinds that recognise what it has returned, the one
+    that was added last makes a `ParallelEnv` of it; what nobody recognises has to be one. `recognises` is shown the
+    envs of all kinds: it should look at names and classes, and import no library for that. A kind is sent to the
+    workers that step its envs.
     """
 
     what: str  # one of the envs in words, for messages

@@ -18,3 +18,4 @@ from .gymnasium_wrappers import wrapping_factory as wrapping_factory
 from .open_spiel import OPEN_SPIEL as OPEN_SPIEL
 from .open_spiel import OpenSpielEnv as OpenSpielEnv
 from .tuples import AsAgents as AsAgents
+from .turn_based import TurnBasedEnv as TurnBasedEnv

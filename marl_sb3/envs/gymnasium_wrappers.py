@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from typing_extensions import override
 
 from marl_sb3.core.envs import BENEATH, SingleAgentEnv, resize
 from marl_sb3.doors import EnvKind
@@ -134,6 +135,20 @@ class _ShowsEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
 _COUNTING = ("stable_baselines3.common.monitor:Monitor", "gymnasium.wrappers.common:RecordEpisodeStatistics")
 
 
+class GymnasiumKind(EnvKind):
+    """Gymnasium envs, which become envs of one agent."""
+
+    what = "a gymnasium.Env"
+
+    @override
+    def recognises(self, env: Any) -> bool:
+        return isinstance(env, gymnasium.Env)
+
+    @override
+    def as_parallel(self, env: Any) -> SingleAgentEnv:
+        return SingleAgentEnv(env)
+
+
 class MonitoredKind(EnvKind):
     """Gymnasium envs in wrappers, beneath which stands one that counts episodes: these are the episodes of the run."""
 
@@ -150,7 +165,7 @@ class MonitoredKind(EnvKind):
         return SingleAgentEnv(_ShowsEpisodes(env, meter))
 
 
-MONITORED = MonitoredKind()
+GYMNASIUM, MONITORED = GymnasiumKind(), MonitoredKind()
 
 
 def _above_counting(env: Any) -> Any:

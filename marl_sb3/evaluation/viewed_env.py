@@ -10,8 +10,8 @@ from typing import Any
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
-from marl_sb3.core.envs import EnvFactory, TurnBasedEnv, env_factory, make_env
-from marl_sb3.envs import DrawnEnv
+from marl_sb3.core.envs import EnvFactory, env_factory, make_env
+from marl_sb3.envs import DrawnEnv, TurnBasedEnv
 from marl_sb3.errors import ConfigError, MarlSb3Error, described
 from marl_sb3.extensions.display import FilmedEnv, Scene, VideoFile, captioned, is_picture, rendered, with_images
 from marl_sb3.types import AgentID, Array

@@ -15,8 +15,8 @@ from playing import make
 import marl_sb3
 from marl_sb3 import ConfigError, PolicySpec, evaluate_policies, make_vec_env
 from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.envs import TurnBasedEnv
 from marl_sb3.core.vec_env import same
+from marl_sb3.envs import TurnBasedEnv
 from marl_sb3.evaluation import searching
 from marl_sb3.evaluation.search import Searcher, copied
 

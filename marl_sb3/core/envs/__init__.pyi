@@ -6,7 +6,6 @@ from .converted import AGENT as AGENT
 from .converted import BENEATH as BENEATH
 from .converted import MASK as MASK
 from .converted import SingleAgentEnv as SingleAgentEnv
-from .converted import TurnBasedEnv as TurnBasedEnv
 from .converted import resize as resize
 from .faults import RAISED as RAISED
 from .faults import ask_for_state as ask_for_state

@@ -6,34 +6,22 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import gymnasium
 from gymnasium.error import DependencyNotInstalled
-from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo import ParallelEnv
 from pettingzoo.env_registry.exceptions import FailedToImport
 
-from marl_sb3.core.envs.converted import SingleAgentEnv, as_parallel
 from marl_sb3.core.envs.faults import RAISED, raise_in_words
 from marl_sb3.doors import ENV_FINDERS, ENV_KINDS, counterpart
 from marl_sb3.errors import ConfigError, described, shown
 
-EnvFactory = Callable[..., Any]  # makes an env of a kind that is known: one of `_OWN`, or at the door `ENV_KINDS`
+EnvFactory = Callable[..., Any]  # makes a `ParallelEnv`, or an env of a kind at the door `ENV_KINDS`
 
 _imports: list[str] = []  # modules that the user has named after `--import`
 REGISTERED: dict[str, EnvFactory] = {}  # id -> factory, by `register_env`
-
-
-# The envs that the core knows, by class: what they are, and how a `ParallelEnv` is made of one. Those at the door
-# `ENV_KINDS` are asked before.
-_OWN: Mapping[type, tuple[str, Callable[[Any], ParallelEnv]]] = {
-    ParallelEnv: ("a pettingzoo.ParallelEnv", lambda env: env),
-    AECEnv: ("a pettingzoo.AECEnv", as_parallel),
-    gymnasium.Env: ("a gymnasium.Env", SingleAgentEnv),
-}
 
 
 def register_env(name: str, factory: EnvFactory) -> None:
@@ -98,8 +86,6 @@ def takes_argument(factory: EnvFactory, name: str) -> bool:
 def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any]) -> ParallelEnv:
     """Make an env by its factory, and a `ParallelEnv` of it as its kind says.
 
-    An `AECEnv` becomes one as `converted.as_parallel` says, and a `gymnasium.Env` one with one agent.
-
     Raises:
         ConfigError: the factory does not take these arguments, or returns what is of no kind.
     """
@@ -116,10 +102,11 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
             raise ConfigError(words, key="env") from error
         raise_in_words(error, f"making {_name(factory)}", f"env {env_index}")
         raise
-    known = (kind.as_parallel for kind in ENV_KINDS if kind.recognises(env))
-    own = (convert for cls, (_, convert) in _OWN.items() if isinstance(env, cls))
-    if (convert := next(chain(known, own), None)) is not None:
-        return convert(env)
+    for kind in reversed(list(ENV_KINDS)):
+        if kind.recognises(env):
+            return kind.as_parallel(env)
+    if isinstance(env, ParallelEnv):
+        return env
     returned = f"{_name(factory)} makes an object of {type(env).__module__}.{type(env).__qualname__}"
     way = "; a class of one of these kinds can wrap it" if hasattr(env, "step") else ""
     raise ConfigError(f"{returned}; accepted: {_accepted()}{way}", key="env")
@@ -132,7 +119,7 @@ def _arguments(
     arguments, signature = dict(env_kwargs), _signature(factory)
     if signature is None:
         return (), arguments
-    for kind in ENV_KINDS:
+    for kind in reversed(list(ENV_KINDS)):
         positional = kind.arguments(factory, signature, arguments, env_index)
         if positional is not None:
             return positional, {}
@@ -144,7 +131,7 @@ def _arguments(
 
 def _accepted() -> str:
     """The envs that a factory may make, in words."""
-    *first, last = dict.fromkeys([*(what for what, _ in _OWN.values()), *(kind.what for kind in ENV_KINDS)])
+    *first, last = dict.fromkeys(["a pettingzoo.ParallelEnv", *(kind.what for kind in ENV_KINDS)])
     return f"{', '.join(first)} or {last}"
 
 

@@ -24,7 +24,7 @@ from marl_sb3.core.envs import (
     why_not_batched,
 )
 from marl_sb3.core.state import MAX_SEED, State, StateReader
-from marl_sb3.core.vec_env.interface import InProcessVecEnv, Options
+from marl_sb3.core.vec_env.interface import InProcessVecEnv, Options, VecEnvRequest
 from marl_sb3.core.vec_env.masks import forbidden_place, forbidden_words, read_masks
 from marl_sb3.core.vec_env.observations import AgentGroup, agent_groups, same, zero_observations, zeros_where_idle
 from marl_sb3.core.vec_env.seeding import episode_seed, fresh_seed
@@ -53,6 +53,11 @@ def make_batch(factory: EnvFactory, num_envs: int, env_kwargs: Mapping[str, Any]
         raise ConfigError(f"{why_not}; use the sync vectorizer", key="vectorizer")
     make_env(factory, first_index, env_kwargs).close()  # raises better errors for wrong arguments
     return factory.make_batched(num_envs, **env_kwargs)  # type: ignore[attr-defined, no-any-return]
+
+
+def batched_vec_env(request: VecEnvRequest) -> BatchedVecEnv:
+    """Return a vec env of a request, as a `Vectorizer` does."""
+    return BatchedVecEnv(make_batch(request.factory, request.n_envs, request.env_kwargs), request.seed)
 
 
 class BatchedVecEnv(InProcessVecEnv):

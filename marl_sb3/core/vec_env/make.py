@@ -10,7 +10,6 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from marl_sb3.core.config import Count, NumberOfEnvs, NumberOfWorkers, PositiveInt, PositiveSeconds, require
 from marl_sb3.core.envs import EnvFactory, env_factory, takes_argument, why_not_batched
-from marl_sb3.core.vec_env.batched_vec_env import BatchedVecEnv, make_batch
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, VecEnvRequest
 from marl_sb3.core.vec_env.separate_envs import SyncVecEnv
 from marl_sb3.doors import ENV_KINDS, STEPPED_ELSEWHERE, VECTORIZERS
@@ -44,12 +43,12 @@ def _sync(request: VecEnvRequest) -> MultiAgentVecEnv:
     return SyncVecEnv(request.make_env, request.n_envs, request.seed)
 
 
-def _batched(request: VecEnvRequest) -> MultiAgentVecEnv:
-    return BatchedVecEnv(make_batch(request.factory, request.n_envs, request.env_kwargs), request.seed)
+def _auto(request: VecEnvRequest) -> MultiAgentVecEnv:
+    return VECTORIZERS["sync" if why_not_batched(request.factory, request.env_kwargs) else "batched"](request)
 
 
-VECTORIZERS.add("auto", lambda made: (_sync if why_not_batched(made.factory, made.env_kwargs) else _batched)(made))
-VECTORIZERS.add("batched", _batched)
+VECTORIZERS.add("auto", _auto)
+VECTORIZERS.add("batched", "marl_sb3.core.vec_env.batched_vec_env:batched_vec_env")
 VECTORIZERS.add("sync", _sync)
 # SuperSuit takes time to import.
 VECTORIZERS.add("supersuit", "marl_sb3.core.vec_env.supersuit_vec_env:supersuit_vec_env")

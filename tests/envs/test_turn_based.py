@@ -16,8 +16,8 @@ from pettingzoo.utils import BaseWrapper, OrderEnforcingWrapper
 from turn_env import Move, TurnEnv, TurnPlan, turn_env_plans
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.envs import TurnBasedEnv
 from marl_sb3.core.vec_env import episode_seed
+from marl_sb3.envs import TurnBasedEnv
 from marl_sb3.errors import EnvError, EnvRaisedError
 
 # (observation, action, reward, terminated, truncated, final observation where it ended)
@@ -227,7 +227,7 @@ def test_a_fault_in_a_turn_names_the_agent_that_moved(env: type[TurnEnv], words:
 
 
 def test_illegal_moves_are_mentioned_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marl_sb3.core.envs.converted._said", set())
+    monkeypatch.setattr("marl_sb3.envs.turn_based._said", set())
     vec = make_vec_env("classic/tictactoe-v3", n_envs=2, seed=0)
     vec.reset()
     ends = [vec.step((np.zeros((2, 2), int),)).terminated for _ in range(4)]
