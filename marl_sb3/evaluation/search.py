@@ -16,7 +16,7 @@ import torch as th
 from gymnasium import spaces
 from pettingzoo import AECEnv
 
-from marl_sb3.core.acting import AgentInputs, PolicyBundle, Want
+from marl_sb3.core.acting import AgentInputs, PolicyBundle, RequestedOutputs
 from marl_sb3.core.envs import MASK
 from marl_sb3.core.mapping import Deterministic, by_policy
 from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, same
@@ -169,7 +169,7 @@ class Searcher:
         return [found[number] for number in range(len(games))]
 
 
-_WANTED = Want(values=True, distributions=True)
+_WANTED = RequestedOutputs(values=True, distributions=True)
 
 
 def _seen(game: AECEnv, agent: AgentID) -> tuple[Array, Array | None]:

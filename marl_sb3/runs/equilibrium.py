@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.acting import AgentInputs, PolicyBundle, Want
+from marl_sb3.core.acting import AgentInputs, PolicyBundle, RequestedOutputs
 from marl_sb3.core.envs import MASK, env_factory
 from marl_sb3.core.metrics import Result
 from marl_sb3.core.sb3 import inference
@@ -155,7 +155,7 @@ def _probabilities(bundle: PolicyBundle, env: OpenSpielEnv, states: list[Any], d
         places = [place for place, state in enumerate(states) if state.current_player() == player]
         seen = [env.observed(states[place], player) for place in places]
         batch = {part: np.stack([one[part] for one in seen]) for part in seen[0]}
-        want = Want(actions=True, deterministic=True, distributions=not deterministic)
+        want = RequestedOutputs(actions=True, deterministic=True, distributions=not deterministic)
         answer = bundle.ask(AgentInputs({agent: batch}), want)
         if answer.state:
             raise ConfigError(f"the policy of {agent} has a memory; accepted: policies without", key="policies")

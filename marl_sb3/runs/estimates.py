@@ -34,7 +34,7 @@ from marl_sb3.extensions.data import (
     RecordedEpisode,
     effective_sample_size,
     estimate,
-    joined,
+    joint_episodes_of,
     joint_weights,
     made,
     read_data,
@@ -129,7 +129,7 @@ def estimate_policies(
     recorded_sets = read_data(data, "on")
     is_recording = os.path.lexists(Path(data) / RECORDING)
     alone: Iterator[Joint] = ({episode.agent: episode} for episode in recorded_sets[0].episodes)
-    joints = list(joined(recorded_sets) if is_recording else alone)
+    joints = list(joint_episodes_of(recorded_sets) if is_recording else alone)
     if not joints:
         raise ConfigError(f"{data} has no complete episode; accepted: data with episodes", key="on")
     with preserve_training_state(policies):

@@ -7,7 +7,7 @@ from .actor import Observed as Observed
 from .actor import not_finite_refused as not_finite_refused
 from .asked_agent import AgentInputs as AgentInputs
 from .asked_agent import PolicyAnswer as PolicyAnswer
-from .asked_agent import Want as Want
+from .asked_agent import RequestedOutputs as RequestedOutputs
 from .by_agent import PolicyBundle as PolicyBundle
 from .by_agent import PolicyByAgent as PolicyByAgent
 from .by_agent import PolicySpaces as PolicySpaces

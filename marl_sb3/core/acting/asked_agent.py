@@ -19,9 +19,9 @@ from stable_baselines3.common.preprocessing import is_image_space
 from marl_sb3.core.acting.actor import env_actions
 from marl_sb3.core.acting.policy import PolicyInputs, PredictingPolicy
 from marl_sb3.core.envs import MASK
-from marl_sb3.core.processing import REWARD, Memory, Processing, require_choices
+from marl_sb3.core.processing import REWARD, Processing, RowMemory, require_choices
 from marl_sb3.core.sb3 import States, inference, initial_states, takes_masks
-from marl_sb3.core.vec_env import ZeroBased, forbidden_place, forbidden_words, joined, mask_fault
+from marl_sb3.core.vec_env import ZeroBased, forbidden_place, forbidden_words, joined_observations, mask_fault
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, Observations, PolicyID
 from marl_sb3.wrappers import OBSERVATION, choices_of, env_action, named_parts
@@ -45,7 +45,7 @@ class AgentInputs(NamedTuple):
     critic_state: Given = None
 
 
-class Want(NamedTuple):
+class RequestedOutputs(NamedTuple):
     """What is asked of policies, by the names of `PolicyAnswer`."""
 
     actions: bool = False
@@ -82,12 +82,12 @@ class AskedAgent:
     observation_space: spaces.Space[Any]  # of the agent in the env, as the next one
     action_space: spaces.Space[Any]
     given: Mapping[str, Any]  # by the names of `AgentInputs`, with n rows for a batch; None: nothing is given
-    want: Want
+    want: RequestedOutputs
     chosen: tuple[Any, States] | None = None  # actions as the env takes them, and the state afterwards; None: not asked
     fault: ConfigError | None = None  # why none could be chosen
 
     @cached_property
-    def prepared(self) -> tuple[PolicyInputs, Memory]:
+    def prepared(self) -> tuple[PolicyInputs, RowMemory]:
         """The checked inputs of the policy, with n rows or 1, and the memory of the processing with this observation.
 
         Raises:
@@ -244,7 +244,7 @@ class AskedAgent:
                 require_choices(ZeroBased(space).from_env(rows).reshape(self.rows, -1), np.array(sizes))
         return rows.astype(space.dtype) if self.processing.processors else rows
 
-    def _rewarded(self, memory: Memory, initial: Memory, starts: BoolArray) -> Memory:
+    def _rewarded(self, memory: RowMemory, initial: RowMemory, starts: BoolArray) -> RowMemory:
         """Return the memory with the reward, if the policy sees it; the initial memory where an episode starts."""
         starts = starts | (self.given.get("state") is None)
         if REWARD in memory and not starts.all():
@@ -356,7 +356,7 @@ def act_together(asked: Sequence[AskedAgent]) -> None:
     masks = [part.masks for part in inputs if part.masks is not None]  # of all agents, or of none
     try:
         together = PolicyInputs(
-            joined([part.observations for part in inputs]),
+            joined_observations([part.observations for part in inputs]),
             np.concatenate([part.starts for part in inputs]),
             np.concatenate(masks) if masks else None,
             tuple(np.concatenate(parts, axis=1) for parts in zip(*(part.states for part in inputs), strict=True)),

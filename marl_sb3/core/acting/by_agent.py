@@ -13,7 +13,15 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import Distribution
 
 from marl_sb3.core.acting.actor import Actor
-from marl_sb3.core.acting.asked_agent import AgentInputs, AskedAgent, ByAgent, Given, PolicyAnswer, Want, act_together
+from marl_sb3.core.acting.asked_agent import (
+    AgentInputs,
+    AskedAgent,
+    ByAgent,
+    Given,
+    PolicyAnswer,
+    RequestedOutputs,
+    act_together,
+)
 from marl_sb3.core.acting.policy import PredictingPolicy
 from marl_sb3.core.config import policy_files
 from marl_sb3.core.mapping import Deterministic, PolicyRows
@@ -127,7 +135,7 @@ class PolicyByAgent:
                 policy.
         """
         inputs = AgentInputs(observations, state, episode_starts, action_masks, rewards)
-        answer = self.ask(inputs, Want(actions=True, deterministic=deterministic))
+        answer = self.ask(inputs, RequestedOutputs(actions=True, deterministic=deterministic))
         return answer.actions, answer.state
 
     # --- Looking inside ----------------------------------------------------------------------------------------------
@@ -147,7 +155,9 @@ class PolicyByAgent:
             ConfigError: a policy has no such values, or has a critic with an LSTM of its own and a state is given; or
                 as in `predict_with_state`.
         """
-        return self.ask(AgentInputs(observations, state, episode_starts, rewards=rewards), Want(values=True)).values
+        return self.ask(
+            AgentInputs(observations, state, episode_starts, rewards=rewards), RequestedOutputs(values=True)
+        ).values
 
     def value_with_state(
         self,
@@ -171,7 +181,7 @@ class PolicyByAgent:
             ConfigError: a policy has no such values, or as in `predict_with_state`.
         """
         inputs = AgentInputs(observations, state, episode_starts, rewards=rewards, critic_state=critic_state)
-        answer = self.ask(inputs, Want(values=True, critic_state=True))
+        answer = self.ask(inputs, RequestedOutputs(values=True, critic_state=True))
         return answer.values, answer.critic_state
 
     def distribution(
@@ -193,7 +203,7 @@ class PolicyByAgent:
             ConfigError: a policy chooses its actions without a distribution, or as in `predict_with_state`.
         """
         inputs = AgentInputs(observations, state, episode_starts, action_masks, rewards)
-        return self.ask(inputs, Want(distributions=True)).distributions
+        return self.ask(inputs, RequestedOutputs(distributions=True)).distributions
 
     def log_prob(
         self,
@@ -219,7 +229,7 @@ class PolicyByAgent:
                 `predict_with_state`.
         """
         inputs = AgentInputs(observations, state, episode_starts, action_masks, rewards, actions)
-        return self.ask(inputs, Want(log_probs=True)).log_probs
+        return self.ask(inputs, RequestedOutputs(log_probs=True)).log_probs
 
     def q_values(
         self,
@@ -244,11 +254,11 @@ class PolicyByAgent:
             ConfigError: a policy has no Q values, an action does not fit the space, or as in `predict_with_state`.
         """
         inputs = AgentInputs(observations, state, episode_starts, rewards=rewards, actions=actions)
-        return self.ask(inputs, Want(q_values=True)).q_values
+        return self.ask(inputs, RequestedOutputs(q_values=True)).q_values
 
     # --- Asking ------------------------------------------------------------------------------------------------------
 
-    def ask(self, inputs: AgentInputs, want: Want) -> PolicyAnswer:
+    def ask(self, inputs: AgentInputs, want: RequestedOutputs) -> PolicyAnswer:
         """Answer what the other methods do, any of it in one call.
 
         Raises:
@@ -259,7 +269,9 @@ class PolicyByAgent:
             raise answer
         return answer
 
-    def ask_together(self, questions: Iterable[tuple[AgentInputs, Want]]) -> list[PolicyAnswer | ConfigError]:
+    def ask_together(
+        self, questions: Iterable[tuple[AgentInputs, RequestedOutputs]]
+    ) -> list[PolicyAnswer | ConfigError]:
         """Answer independent questions, such as those of the clients of a server.
 
         Agents that share a policy, in whichever questions, get their actions by one call of its network.
@@ -280,7 +292,7 @@ class PolicyByAgent:
             for inputs, asked in all_asked
         ]
 
-    def _asked(self, inputs: AgentInputs, want: Want) -> list[AskedAgent]:
+    def _asked(self, inputs: AgentInputs, want: RequestedOutputs) -> list[AskedAgent]:
         """Return the agents of a question; the inputs of those that choose an action are checked."""
         given = {name: by_agent for name, by_agent in inputs._asdict().items() if by_agent is not None}
         for argument, by_agent in given.items():
@@ -435,16 +447,16 @@ class PolicyBundle(PolicyByAgent):
     checkpoint_why: str = ""
     candidates: Mapping[AgentID, Sequence[PolicyID]] = field(default_factory=dict)  # see `PolicyByAgent`
 
-    def make_actor(self, rows: PolicyRows, deterministic: bool, tells: bool = False) -> Actor:
+    def make_actor(self, rows: PolicyRows, deterministic: bool, with_log_probs: bool = False) -> Actor:
         """Make an actor of a policy, with its own recurrent state and noise, for envs whose episodes have just begun.
 
         Args:
             rows: the rows of the policy in these envs.
             deterministic: the most likely actions instead of sampled ones.
-            tells: see `PredictingPolicy`.
+            with_log_probs: see `PredictingPolicy`.
         """
         algorithm: Any = self.policies[rows.policy_id]
         processed = process_rows(self.processing[rows.policy_id], rows, algorithm.gamma, learns=False)
-        actor = Actor(rows, PredictingPolicy(algorithm, deterministic, tells), processed)
+        actor = Actor(rows, PredictingPolicy(algorithm, deterministic, with_log_probs), processed)
         actor.begin_rollout()
         return actor

@@ -108,20 +108,20 @@ class PredictingPolicy(Policy):
     Args:
         algorithm: the algorithm.
         deterministic: the most likely actions instead of sampled ones.
-        tells: whether sampled actions come with log-probabilities and values, where the algorithm has them and no
-            memory. The actions are the same.
+        with_log_probs: whether sampled actions come with log-probabilities and values, where the algorithm has them
+            and no memory. The actions are the same.
     """
 
     transposes_images = False  # `predict` does it
 
-    def __init__(self, algorithm: BaseAlgorithm, deterministic: bool, tells: bool = False) -> None:
+    def __init__(self, algorithm: BaseAlgorithm, deterministic: bool, with_log_probs: bool = False) -> None:
         super().__init__(algorithm)
         self.takes_masks = takes_masks(algorithm)
         of_parts = hasattr(algorithm.action_space, "to_env")  # then, `predict` gives no arrays
         self._predict: Any = trait(algorithm, "predict_arrays") if of_parts else algorithm.predict
         self._deterministic = deterministic
         can_tell = isinstance(algorithm, OnPolicyAlgorithm) and not initial_states(algorithm, 1)
-        self._tells = tells and can_tell and not deterministic
+        self._with_log_probs = with_log_probs and can_tell and not deterministic
 
     @override
     def initial_states(self, rows: int) -> States:
@@ -130,7 +130,7 @@ class PredictingPolicy(Policy):
     @override
     def act(self, inputs: PolicyInputs) -> Decision:
         more = inputs.masked
-        if self._tells:
+        if self._with_log_probs:
             algorithm: Any = self.algorithm
             with th.no_grad():
                 outputs = algorithm.policy(algorithm.policy.obs_to_tensor(inputs.observations)[0], **more)

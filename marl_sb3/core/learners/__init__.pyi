@@ -11,7 +11,7 @@ from .building import processing_of as processing_of
 from .building import stored_space as stored_space
 from .finite import check_replay_update as check_replay_update
 from .finite import check_update as check_update
-from .learner import HERE as HERE
+from .learner import LOCAL_EXPERIENCE as LOCAL_EXPERIENCE
 from .learner import Learner as Learner
 from .learner import LearnerOptions as LearnerOptions
 from .learner import LearnerPart as LearnerPart

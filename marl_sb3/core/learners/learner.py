@@ -86,7 +86,7 @@ def joined_metrics(of_updates: Sequence[Result]) -> Result:
 L = TypeVar("L", bound="Learner")
 
 
-class ActsAndLearnsHere:
+class LocalExperience:
     """The `ExperienceMaker` of a training in one process: the learner records what its own actor experiences."""
 
     acts_here = learns_here = True
@@ -99,7 +99,7 @@ class ActsAndLearnsHere:
         """See `ExperienceMaker.prepare_copy`: there are no copies."""
 
 
-HERE: ExperienceMaker = ActsAndLearnsHere()
+LOCAL_EXPERIENCE: ExperienceMaker = LocalExperience()
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class LearnerOptions:
     update_path: str  # see `marl_sb3.PPO`; SB3's own classes have no such choice
     # from 1 at the start of training to 0 at its end, for schedules of exploration
     progress_remaining: Callable[[], Progress]
-    experience: ExperienceMaker = HERE  # where the policies act, and what they learn from
+    experience: ExperienceMaker = LOCAL_EXPERIENCE  # where the policies act, and what they learn from
     # the env's `compute_reward`, for hindsight experience replay; None: nothing is learned here
     goal_rewards: GoalRewards | None = None
 
@@ -145,14 +145,14 @@ class LearnerPart:
             ConfigError: the files cannot be read, or do not fit the policy.
         """
 
-    def see(self, env: MultiAgentVecEnv, acting: Mapping[PolicyID, Any]) -> ActingWatcher | None:
+    def attach(self, env: MultiAgentVecEnv, acting: Mapping[PolicyID, Any]) -> ActingWatcher | None:
         """Look at these envs from now on, in which an `ActingPart` each acts; return what is to see all steps."""
 
-    def order(self) -> State:
+    def export_state(self) -> State:
         """Return what copies of the policy that act elsewhere need to know of it in the next round."""
         return {}
 
-    def follow(self, order: State) -> None:
+    def import_state(self, exported: State) -> None:
         """Take over what `order` has returned."""
 
     def before_update(self) -> None:

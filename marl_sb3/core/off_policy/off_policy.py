@@ -36,20 +36,20 @@ from marl_sb3.core.learners import (
 )
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.metrics import Result
-from marl_sb3.core.off_policy.replay import (
-    ReplayExperience,
-    TransitionDictReplayBuffer,
-    TransitionReplayBuffer,
-    read_resized,
-)
-from marl_sb3.core.off_policy.row_rings import (
+from marl_sb3.core.off_policy.per_row_replay import (
     CompactBuffer,
     GoalEnv,
     HindsightBuffer,
     NStepBuffer,
     NStepDictBuffer,
-    RowRings,
+    PerRowReplay,
     goal_spaces,
+)
+from marl_sb3.core.off_policy.replay import (
+    ReplayExperience,
+    TransitionDictReplayBuffer,
+    TransitionReplayBuffer,
+    read_resized,
 )
 from marl_sb3.core.processing import Processing, parts_of, process_rows
 from marl_sb3.core.sb3 import (
@@ -216,7 +216,7 @@ class OffPolicyLearner(Learner):
 
 # --- Settings --------------------------------------------------------------------------------------------------------
 
-RowReplayBuffer = TransitionReplayBuffer | TransitionDictReplayBuffer | RowRings
+RowReplayBuffer = TransitionReplayBuffer | TransitionDictReplayBuffer | PerRowReplay
 HER = "HerReplayBuffer"
 
 _TIMEOUTS, _OF_GOALS = "handle_timeout_termination", ("n_sampled_goal", "goal_selection_strategy")

@@ -34,7 +34,7 @@ from marl_sb3.core.state import (
 )
 from marl_sb3.core.vec_env import (
     VecStep,
-    joined,
+    joined_observations,
     map_arrays,
     mask_fault,
     pairs,
@@ -76,11 +76,13 @@ class Transitions(NamedTuple):
 
 def joined_transitions(parts: Sequence[Transitions]) -> Transitions:
     """Join transitions, one after the other."""
-    of_all: list[Any] = [None if arrays[0] is None else joined(arrays) for arrays in zip(*parts, strict=True)]
+    of_all: list[Any] = [
+        None if arrays[0] is None else joined_observations(arrays) for arrays in zip(*parts, strict=True)
+    ]
     return Transitions(*of_all)
 
 
-class Lines(Stateful, _Base):
+class TransitionBuffer(Stateful, _Base):
     """Mixin for an SB3 replay buffer, whose arrays have lines of a place for each row: puts transitions into places.
 
     In a checkpoint, the arrays are tensors beside the fields of its state.
@@ -177,7 +179,7 @@ class Lines(Stateful, _Base):
                         require_categories(piece, space, f"{file.name}: {name}")
 
 
-class TurnAwareReplay(Lines):
+class TurnAwareReplay(TransitionBuffer):
     """Mixin for an SB3 replay buffer: a ring of single transitions, whatever rows they are of.
 
     SB3 adds a line of `n_envs` transitions at once. Here the places of a line are filled one after the other: line by
@@ -238,7 +240,7 @@ class TransitionReplayBuffer(TurnAwareReplay, ReplayBuffer):
     def _get_samples(self, batch_inds: Array, env: VecNormalize | None = None) -> ReplayBufferSamples:
         # What SB3 returns, with the same random numbers, but each array is read once and not copied again.
         places = batch_inds * self.n_envs + np.random.randint(0, self.n_envs, len(batch_inds))  # noqa: NPY002
-        columns = (getattr(self, name) for name in Lines.names)
+        columns = (getattr(self, name) for name in TransitionBuffer.names)
         seen, following, actions, rewards, dones, timeouts = (
             column.reshape(-1, *column.shape[2:]).take(places, axis=0) for column in columns
         )

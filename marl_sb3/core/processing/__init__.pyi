@@ -9,8 +9,8 @@ from .processors import LEAST_PIXELS as LEAST_PIXELS
 from .processors import REWARD as REWARD
 from .processors import WHOLE as WHOLE
 from .processors import FrameStack as FrameStack
-from .processors import Memory as Memory
 from .processors import ProcessedPolicy as ProcessedPolicy
+from .processors import RowMemory as RowMemory
 from .processors import parts_of as parts_of
 from .processors import require_choices as require_choices
 from .rows import ProcessedRows as ProcessedRows

@@ -16,13 +16,13 @@ from marl_sb3.core.processing.processors import (
     AgentIndicator,
     FrameStack,
     Grayscale,
-    Memory,
     ObservationProcessor,
     PreviousAction,
     PreviousReward,
     ProcessedPolicy,
     ProcessorInput,
     Resize,
+    RowMemory,
     Space,
     TimeFeature,
     map_parts,
@@ -102,7 +102,7 @@ class NormalizeObservations(ObservationProcessor):
         self.space = with_parts(space, normal)
 
     @override
-    def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
+    def observe(self, inputs: ProcessorInput) -> tuple[Observations, RowMemory]:
         self.take_in(inputs)
         return self.normalized(inputs.seen), {}
 
@@ -244,8 +244,8 @@ class Processing:
         return {name: array for each in self._remembering for name, array in each.initial(rows).items()}
 
     def observe(
-        self, seen: Observations, memory: Memory, agents: Array, learn: bool = False, normalize: bool = True
-    ) -> tuple[Observations, Memory]:
+        self, seen: Observations, memory: RowMemory, agents: Array, learn: bool = False, normalize: bool = True
+    ) -> tuple[Observations, RowMemory]:
         """Process observations; returns them with the new memory of the rows.
 
         Args:
@@ -264,7 +264,7 @@ class Processing:
             memory = {**memory, **changed} if changed else memory
         return seen, memory
 
-    def acted(self, memory: Memory, actions: Array) -> Memory:
+    def acted(self, memory: RowMemory, actions: Array) -> RowMemory:
         """Return the memory of rows after they have taken these (rows, ...) actions of the policy."""
         for each in self._remembering:
             memory = {**memory, **each.acted(memory, actions)}

@@ -53,14 +53,14 @@ def named(key: str) -> str:
     return f"key {key!r}: " if key else ""
 
 
-Memory = Mapping[str, Array]  # what rows remember within an episode: (rows, ...) arrays, never changed in place
+RowMemory = Mapping[str, Array]  # what rows remember within an episode: (rows, ...) arrays, never changed in place
 
 
 class ProcessorInput(NamedTuple):
     """The input of a processor."""
 
     seen: Observations  # (rows, ...) observations, as the previous processor returned them
-    memory: Memory  # memory of these rows before this observation
+    memory: RowMemory  # memory of these rows before this observation
     agents: Array  # (rows,) index of each row's agent among the agents of the policy
     learn: bool = False  # whether the observations update running statistics
 
@@ -70,19 +70,19 @@ class ObservationProcessor(ABC):
 
     space: spaces.Space[Any]  # space of its results
 
-    def initial(self, rows: int) -> Memory:
+    def initial(self, rows: int) -> RowMemory:
         """Return the memory of `rows` rows at the start of an episode; empty for a processor without memory."""
         return {}
 
     @abstractmethod
-    def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
+    def observe(self, inputs: ProcessorInput) -> tuple[Observations, RowMemory]:
         """Process observations.
 
         Returns:
             The observations for the next processor, and the parts of the memory that change.
         """
 
-    def acted(self, memory: Memory, actions: Array) -> Memory:
+    def acted(self, memory: RowMemory, actions: Array) -> RowMemory:
         """Return the parts of the memory that change when rows take these (rows, ...) actions of the policy."""
         return {}
 
@@ -115,7 +115,7 @@ class Resize(ObservationProcessor):
         self.space = with_parts(space, {key: spaces.Box(*own, dtype=np.uint8) for key, own in bounds.items()})
 
     @override
-    def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
+    def observe(self, inputs: ProcessorInput) -> tuple[Observations, RowMemory]:
         return map_parts(inputs.seen, lambda _, images: resize(images, *self._size), self._images), {}
 
 
@@ -134,7 +134,7 @@ class Grayscale(ObservationProcessor):
         self.space = with_parts(space, boxes)
 
     @override
-    def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
+    def observe(self, inputs: ProcessorInput) -> tuple[Observations, RowMemory]:
         def gray(key: str, images: Array) -> Array:
             numbers: Array = np.sum(np.multiply(images, _LUMINANCE), axis=-1, keepdims=True)
             return numbers.astype(np.uint8)
@@ -211,11 +211,11 @@ class FrameStack(ObservationProcessor):
         return space
 
     @override
-    def initial(self, rows: int) -> Memory:
+    def initial(self, rows: int) -> RowMemory:
         return {_name(key): np.stack([before] * rows) for key, before in self._before.items()}
 
     @override
-    def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
+    def observe(self, inputs: ProcessorInput) -> tuple[Observations, RowMemory]:
         after: dict[str, Array] = {}
 
         def stacked(key: str, newest: Array) -> Array:
@@ -324,7 +324,7 @@ class Feature(ObservationProcessor):
         """Return the (rows, numbers) float32 that are appended."""
 
     @override
-    def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
+    def observe(self, inputs: ProcessorInput) -> tuple[Observations, RowMemory]:
         seen, values = inputs.seen, self.values(inputs)
         if isinstance(seen, dict):
             return {**seen, self.name: values}, {}
@@ -348,7 +348,7 @@ class PreviousAction(Feature):
         super().__init__(space, spaces.Box(np.minimum(box.low, 0), np.maximum(box.high, 0), dtype=np.float32))
 
     @override
-    def initial(self, rows: int) -> Memory:
+    def initial(self, rows: int) -> RowMemory:
         return {"action": np.zeros((rows, self._numbers), dtype=np.float32)}
 
     @override
@@ -356,7 +356,7 @@ class PreviousAction(Feature):
         return inputs.memory["action"]
 
     @override
-    def acted(self, memory: Memory, actions: Array) -> Memory:
+    def acted(self, memory: RowMemory, actions: Array) -> RowMemory:
         return {"action": flat_values(self._actions, actions)}
 
 
@@ -369,7 +369,7 @@ class PreviousReward(Feature):
         super().__init__(space, spaces.Box(-np.inf, np.inf, (1,), np.float32))
 
     @override
-    def initial(self, rows: int) -> Memory:
+    def initial(self, rows: int) -> RowMemory:
         return {REWARD: np.zeros((rows, 1), dtype=np.float32)}
 
     @override
@@ -387,7 +387,7 @@ class TimeFeature(Feature):
         super().__init__(space, spaces.Box(0, 1, (1,), np.float32))
 
     @override
-    def initial(self, rows: int) -> Memory:
+    def initial(self, rows: int) -> RowMemory:
         return {"time": np.zeros(rows, dtype=np.int64)}
 
     @override
@@ -396,7 +396,7 @@ class TimeFeature(Feature):
         return left.astype(np.float32)[:, None]
 
     @override
-    def acted(self, memory: Memory, actions: Array) -> Memory:
+    def acted(self, memory: RowMemory, actions: Array) -> RowMemory:
         return {"time": memory["time"] + 1}
 
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.processing.processing import NormalizeObservations, Processing, RescaleActions
-from marl_sb3.core.processing.processors import REWARD, FrameStack, Memory
+from marl_sb3.core.processing.processors import REWARD, FrameStack, RowMemory
 from marl_sb3.core.state import Fields, Stateful, StateReader, array, arrays, boolean, sums
 from marl_sb3.core.vec_env import VecStep, map_arrays, pairs, require_categories, with_rows, zeros
 from marl_sb3.types import Array, BoolArray, Observations
@@ -154,7 +154,7 @@ class ProcessedRows(RowProcessing):
     @override
     def begin_episodes(self) -> None:
         super().begin_episodes()
-        self.memory: Memory = self.processing.initial(self._rows.num_rows)
+        self.memory: RowMemory = self.processing.initial(self._rows.num_rows)
         self.returns = np.zeros(self._rows.num_rows, dtype=np.float64)  # discounted, of the running episodes
         self._forget_step(taken_in=False)
 
@@ -172,7 +172,7 @@ class ProcessedRows(RowProcessing):
         self.returns[lost] = 0
         self._forget_step(taken_in=self._taken_in)
 
-    def _reset(self, memory: Memory, rows: BoolArray) -> Memory:
+    def _reset(self, memory: RowMemory, rows: BoolArray) -> RowMemory:
         if not memory or not rows.any():
             return memory
         initial = self.processing.initial(int(rows.sum()))
@@ -225,7 +225,7 @@ class ProcessedRows(RowProcessing):
         """See `RowProcessing.invalidate`; the step does not update the statistics a second time."""
         self._forget_step(taken_in=self._taken_in)
 
-    def _process(self, raw: Observations, to_act: BoolArray) -> tuple[Observations, Memory]:
+    def _process(self, raw: Observations, to_act: BoolArray) -> tuple[Observations, RowMemory]:
         learn = self._learns and not self._taken_in
         if to_act.all():
             return self.processing.observe(raw, self.memory, self._agents, learn, self._normalizes)

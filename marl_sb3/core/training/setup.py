@@ -9,7 +9,7 @@ from typing import Any
 from marl_sb3.core.acting import PolicyBundle, PolicySpaces
 from marl_sb3.core.config import policy_files
 from marl_sb3.core.learners import (
-    HERE,
+    LOCAL_EXPERIENCE,
     Learner,
     LearnerOptions,
     PolicySpec,
@@ -321,7 +321,7 @@ def constructor_arguments(
 class InThisProcess:
     """The `Execution` of vec envs that this process steps."""
 
-    experience = HERE
+    experience = LOCAL_EXPERIENCE
 
     def make_runner(self, setup: Setup, tracker: EpisodeTracker, progress_after: Callable[[int], Progress]) -> Runner:
         """See `Execution.make_runner`."""

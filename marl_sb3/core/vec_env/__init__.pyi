@@ -19,7 +19,7 @@ from .observations import AgentGroup as AgentGroup
 from .observations import AgentLayout as AgentLayout
 from .observations import ZeroBased as ZeroBased
 from .observations import agent_groups as agent_groups
-from .observations import joined as joined
+from .observations import joined_observations as joined_observations
 from .observations import map_arrays as map_arrays
 from .observations import pairs as pairs
 from .observations import put as put

@@ -108,7 +108,7 @@ def with_rows(array: Array, rows: BoolArray, values: Array) -> Array:
     return copy
 
 
-def joined(batches: Sequence[Observations]) -> Observations:
+def joined_observations(batches: Sequence[Observations]) -> Observations:
     """Join batches of observations, (n, ...) each, to one."""
     first = batches[0]
     if isinstance(first, dict):

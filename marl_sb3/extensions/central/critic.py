@@ -46,7 +46,7 @@ class CentralCritic(CentralPart):
         self._make_room(0)
 
     @override
-    def see(self, env: MultiAgentVecEnv, acting: Mapping[PolicyID, Any]) -> None:
+    def attach(self, env: MultiAgentVecEnv, acting: Mapping[PolicyID, Any]) -> None:
         self._env, self._inputs = env, CentralInputs(env, self._learner.rows)
         self._seen: tuple[VecStep, FloatArray] | None = None  # the latest step, and what the critic sees after it
 
@@ -132,13 +132,13 @@ class CentralCritic(CentralPart):
     # --- Shards ------------------------------------------------------------------------------------------------------
 
     @override
-    def order(self) -> State:
+    def export_state(self) -> State:
         net = None if self._net is None else {"inputs": self._net.inputs, **self._net.values_state()}
         return {"seed": self._seed, "net": net}
 
     @override
-    def follow(self, order: State) -> None:
-        self._seed, net = order["seed"], order["net"]
+    def import_state(self, exported: State) -> None:
+        self._seed, net = exported["seed"], exported["net"]
         if net is None:  # the first input will make the same as beside the learner
             self._net = None
             return

@@ -67,7 +67,7 @@ def watch_envs(algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
     learners = algorithm.parts.learners
     for each in (part for learner in learners.values() for part in learner.parts if isinstance(part, CentralPart)):
         each.check_training(algorithm, callback)
-        watcher = each.see(algorithm.env, learners)
+        watcher = each.attach(algorithm.env, learners)
         if watcher is not None and each.acts_here:  # else shards have shown the envs to its copies
             algorithm.remove_watcher(watcher)
             algorithm.add_watcher(watcher)

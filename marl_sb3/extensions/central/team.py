@@ -84,7 +84,7 @@ class Team:
     def seen(self, step: VecStep) -> FloatArray:
         """Return (E, seen + agents): what all agents observe after a step, and which of them act next."""
         if self._latest is None or self._latest[0] is not step:
-            self._latest = step, self._joined(step, None)
+            self._latest = step, self._joint_observations(step, None)
         return self._latest[1]
 
     def final(self, step: VecStep) -> FloatArray:
@@ -92,9 +92,9 @@ class Team:
         known = np.zeros(step.truncated.shape, np.bool_)
         for place in step.final_observations:
             known[place] = True
-        return self._joined(step, known & step.truncated & ~step.terminated)
+        return self._joint_observations(step, known & step.truncated & ~step.terminated)
 
-    def _joined(self, step: VecStep, ended: BoolArray | None) -> FloatArray:
+    def _joint_observations(self, step: VecStep, ended: BoolArray | None) -> FloatArray:
         there = step.to_act if ended is None else step.to_act & ~step.episode_done[:, None]
         blocks, flags = [], []
         for member in self.members:

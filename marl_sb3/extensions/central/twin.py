@@ -24,7 +24,7 @@ from typing_extensions import override
 from marl_sb3.core.acting import Acted, ActingWatcher
 from marl_sb3.core.learners import LearnerOptions, LearnerPart, PolicySpec, policy_rows, stored_space
 from marl_sb3.core.off_policy import (
-    Lines,
+    TransitionBuffer,
     TransitionDictReplayBuffer,
     TransitionReplayBuffer,
     Transitions,
@@ -53,7 +53,7 @@ class Joint(NamedTuple):
     next_seen: Any  # what all agents observe after it, and which of them act then
 
 
-class _JointLines(Lines):
+class _JointLines(TransitionBuffer):
     """Mixin for a replay buffer with the columns of `Joint`, which have room for no numbers until `make_room`.
 
     Attributes:
@@ -69,7 +69,7 @@ class _JointLines(Lines):
         self.make_room(Joint(0, 0, 0, 0))
 
     def add_transitions(self, added: Transitions) -> None:
-        """See `Lines.add_transitions`; `more` of them is what `Joint` names."""
+        """See `TransitionBuffer.add_transitions`; `more` of them is what `Joint` names."""
         widths = Joint(*(added.more[name].shape[1] for name in Joint._fields))
         if not self.widths.central:
             self.make_room(widths)
@@ -121,7 +121,7 @@ class JointDictReplayBuffer(_JointLines, TransitionDictReplayBuffer):
     names = (*TransitionDictReplayBuffer.names, *Joint._fields)
 
 
-_BUFFERS: Mapping[type[Lines], type[Lines]] = {
+_BUFFERS: Mapping[type[TransitionBuffer], type[TransitionBuffer]] = {
     TransitionReplayBuffer: JointReplayBuffer,
     TransitionDictReplayBuffer: JointDictReplayBuffer,
 }
@@ -187,7 +187,7 @@ class TwinCritics(CentralPart, ActingWatcher):
         _check_training(algorithm, callback)
 
     @override
-    def see(self, env: MultiAgentVecEnv, acting: Mapping[PolicyID, Any]) -> ActingWatcher:
+    def attach(self, env: MultiAgentVecEnv, acting: Mapping[PolicyID, Any]) -> ActingWatcher:
         self._env, self._inputs, self._team = env, CentralInputs(env, self._learner.rows), Team(env, acting)
         if self._learns_here:
             self._next_actions = [next_actions(member.acting) for member in self._team.members]

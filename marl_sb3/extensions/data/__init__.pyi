@@ -5,8 +5,8 @@ from .cloning import CloningOptions as CloningOptions
 from .dataset import RECORDING as RECORDING
 from .dataset import PolicyData as PolicyData
 from .dataset import RecordedEpisode as RecordedEpisode
-from .dataset import joined as joined
 from .dataset import joint_episodes as joint_episodes
+from .dataset import joint_episodes_of as joint_episodes_of
 from .dataset import read_data as read_data
 from .dataset import read_policy_data as read_policy_data
 from .dataset import recorded_policies as recorded_policies

@@ -204,10 +204,10 @@ def joint_episodes(directory: str | Path) -> Iterator[Mapping[AgentID, RecordedE
     Raises:
         ConfigError: it is no recording, or a dataset of it is damaged.
     """
-    return joined(recorded_policies(directory).values())
+    return joint_episodes_of(recorded_policies(directory).values())
 
 
-def joined(recorded: Iterable[PolicyData]) -> Iterator[Mapping[AgentID, RecordedEpisode]]:
+def joint_episodes_of(recorded: Iterable[PolicyData]) -> Iterator[Mapping[AgentID, RecordedEpisode]]:
     """Yield what all agents did in each joint episode, from the datasets of a recording."""
     by_id = attrgetter("episode_id")
     for _, episodes in groupby(heapq.merge(*(data.episodes for data in recorded), key=by_id), by_id):

@@ -15,8 +15,8 @@ from stable_baselines3.common.vec_env import VecTransposeImage
 
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.off_policy import Transitions
-from marl_sb3.core.processing import REWARD, Memory, Processing
-from marl_sb3.core.vec_env import joined, map_arrays, pairs, taken, zeros
+from marl_sb3.core.processing import REWARD, Processing, RowMemory
+from marl_sb3.core.vec_env import joined_observations, map_arrays, pairs, taken, zeros
 from marl_sb3.errors import ConfigError, shown
 from marl_sb3.types import Array, BoolArray, Observations
 
@@ -175,18 +175,18 @@ def _observed(
     sizes = np.array([len(of_episode) + 1 for of_episode in actions])
     if not processing.initial(1):  # nothing is remembered from one step to the next
         of_each = np.repeat(agents, sizes)
-        return processing.observe(joined(raw), {}, of_each, learn, normalize)[0]
+        return processing.observe(joined_observations(raw), {}, of_each, learn, normalize)[0]
     # All episodes at the same time, step by step, as the rows of a training would see them.
     late = processing.normalizer if not normalize else None
     seen = zeros(processing.observation_space if late is None else late.before, (int(sizes.sum()),))
     begins = np.concatenate([[0], np.cumsum(sizes)])
     longest_first = np.argsort(-sizes, kind="stable")
     lengths = sizes[longest_first] - 1
-    memory: Memory = processing.initial(len(actions))
+    memory: RowMemory = processing.initial(len(actions))
     for step in range(int(sizes.max())):
         playing = longest_first[: np.count_nonzero(lengths >= step)]
         memory = {name: array[: len(playing)] for name, array in memory.items()}
-        now = joined([map_arrays(lambda array: array[step : step + 1], raw[each]) for each in playing])  # noqa: B023
+        now = joined_observations([map_arrays(lambda array: array[step : step + 1], raw[each]) for each in playing])  # noqa: B023
         observations, memory = processing.observe(now, memory, agents[playing], learn, normalize)
         for own, given in pairs(seen, observations):
             own[begins[playing] + step] = given

@@ -127,12 +127,12 @@ def drawing_from_both(own: Any, recorded: Any, share: float) -> Callable[..., An
         drawn = [draw_part(size, env=env) for _, draw_part, size in parts if size]
         if hasattr(own, "next_masks"):
             own.drawn_masks = np.concatenate([buffer.drawn_masks for buffer, _, size in parts if size])
-        return drawn[0] if len(drawn) == 1 else type(drawn[0])(*map(_joined, *drawn))
+        return drawn[0] if len(drawn) == 1 else type(drawn[0])(*map(_joined_samples, *drawn))
 
     return draw
 
 
-def _joined(one: Any, other: Any) -> Any:
+def _joined_samples(one: Any, other: Any) -> Any:
     if isinstance(one, dict):
         return {key: th.cat([part, other[key]]) for key, part in one.items()}
     return None if one is None else th.cat([one, other])

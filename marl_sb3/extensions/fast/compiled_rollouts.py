@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from marl_sb3.core.acting import Actor, RolloutPolicy
 from marl_sb3.core.experience import Experience
-from marl_sb3.core.learners import HERE
+from marl_sb3.core.learners import LOCAL_EXPERIENCE
 from marl_sb3.core.mapping import PolicyMapping
 from marl_sb3.core.metrics import EpisodeTracker
 from marl_sb3.core.on_policy import MaskedRolloutBuffer, RolloutExperience
@@ -146,7 +146,7 @@ def _buffer_class(takes_masks: bool) -> type[Any]:
 class InCompiledCode:
     """The `Execution` of batched envs with compiled rules."""
 
-    experience = HERE
+    experience = LOCAL_EXPERIENCE
 
     def make_runner(self, setup: Setup, tracker: EpisodeTracker, progress_after: Callable[[int], Progress]) -> Runner:
         """See `Execution.make_runner`; where policies play in turn, the runner is the one that lets them."""

@@ -12,9 +12,9 @@ from typing_extensions import override
 from marl_sb3.core.off_policy import (
     CompactBuffer,
     HindsightBuffer,
-    Lines,
     NStepBuffer,
     NStepDictBuffer,
+    TransitionBuffer,
     TransitionDictReplayBuffer,
     TransitionReplayBuffer,
     Transitions,
@@ -29,7 +29,7 @@ from marl_sb3.types import Array, BoolArray
 # --- Replay buffers --------------------------------------------------------------------------------------------------
 
 
-class WithMasks(Lines):
+class WithMasks(TransitionBuffer):
     """Mixin for a replay buffer: holds which actions an agent could take after each transition.
 
     Attributes:
@@ -54,7 +54,7 @@ class WithMasks(Lines):
         self.drawn_masks = self.next_masks[lines, columns]
 
     def require_columns(self, file: TensorFile, lines: int, rows: int) -> None:
-        """See `Lines.require_columns`; refuses masks that forbid every action: the best one has no value."""
+        """See `TransitionBuffer.require_columns`; refuses masks that forbid every action: the best one has no value."""
         super().require_columns(file, lines, rows)
         if not all(piece.any(axis=-1).all() for _, piece in pieces(file.arrays, "next_masks")):
             raise CheckpointError(f"{file.name}: next_masks forbid every action")
@@ -88,7 +88,7 @@ class WithMasks(Lines):
         return super()._get_virtual_samples(batch_indices, env_indices, env)  # type: ignore[misc]
 
 
-def with_columns(mixin: type[Lines], stock: type[Lines], *names: str) -> type[Lines]:
+def with_columns(mixin: type[TransitionBuffer], stock: type[TransitionBuffer], *names: str) -> type[TransitionBuffer]:
     """Return a replay buffer that has the columns of a mixin, too."""
     members = {"names": (*stock.names, *names), "__doc__": mixin.__doc__, "__module__": mixin.__module__}
     return type(f"{mixin.__name__}{stock.__name__}", (mixin, stock), members)
@@ -97,7 +97,7 @@ def with_columns(mixin: type[Lines], stock: type[Lines], *names: str) -> type[Li
 # --- Algorithms ------------------------------------------------------------------------------------------------------
 
 
-_STOCK: Sequence[type[Lines]] = (
+_STOCK: Sequence[type[TransitionBuffer]] = (
     *(TransitionReplayBuffer, TransitionDictReplayBuffer, NStepBuffer, NStepDictBuffer),
     *(CompactBuffer, HindsightBuffer),
 )
@@ -106,7 +106,7 @@ _STOCK: Sequence[type[Lines]] = (
 class MaskedQLearning(LearnsInTrainings, QLearning):
     """A base class in front of DQN or QR-DQN: no forbidden action is taken, or counts as the best one of a target."""
 
-    replay_buffers: ClassVar[Mapping[type[Lines], type[Lines]]] = {
+    replay_buffers: ClassVar[Mapping[type[TransitionBuffer], type[TransitionBuffer]]] = {
         stock: with_columns(WithMasks, stock, "next_masks") for stock in _STOCK
     }
 

@@ -16,7 +16,7 @@ from stable_baselines3.common.utils import polyak_update
 from torch import nn
 from typing_extensions import override
 
-from marl_sb3.core.off_policy import Lines, TransitionDictReplayBuffer, TransitionReplayBuffer
+from marl_sb3.core.off_policy import TransitionBuffer, TransitionDictReplayBuffer, TransitionReplayBuffer
 from marl_sb3.core.sb3 import (
     optimizer_arrays,
     optimizer_forms,
@@ -50,7 +50,7 @@ class TeamQLearning(MaskedQLearning, DQN):
     needs_masks = False  # where the env gives none, all actions are allowed
     not_in_sb3 = "draws single agents"
     mixes: ClassVar[bool] = False  # whether a network mixes the values of the agents
-    replay_buffers: ClassVar[Mapping[type[Lines], type[Lines]]] = {
+    replay_buffers: ClassVar[Mapping[type[TransitionBuffer], type[TransitionBuffer]]] = {
         TransitionReplayBuffer: TeamReplayBuffer,
         TransitionDictReplayBuffer: TeamDictReplayBuffer,
     }

@@ -1,7 +1,7 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
 from .algorithms import RecurrentDQN as RecurrentDQN
-from .networks import Memory as Memory
+from .networks import MemoryNetwork as MemoryNetwork
 from .networks import PolicyWithMemory as PolicyWithMemory
 from .sac import RecurrentSAC as RecurrentSAC
 from .sequences import SequenceBatch as SequenceBatch

@@ -26,7 +26,7 @@ Tensors = tuple[th.Tensor, ...]
 CELLS: Mapping[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
 
 
-class Memory(nn.Module):
+class MemoryNetwork(nn.Module):
     """An LSTM or a GRU.
 
     Both have the states of an LSTM, hidden and cell state, (layers, rows, size) each; a GRU leaves the second as it is.
@@ -81,9 +81,9 @@ else:
 
 
 class Remembering(_Network):
-    """Mixin for a network of SB3 whose layers get the outputs of a `Memory`, which gets the features."""
+    """Mixin for a network of SB3 whose layers get the outputs of a `MemoryNetwork`, which gets the features."""
 
-    memory: Memory
+    memory: MemoryNetwork
 
     def features_of(self, observations: Observed) -> th.Tensor:
         """(T, rows, features) of (T, rows, ...) observations."""
@@ -126,7 +126,7 @@ class PolicyWithMemory(_Policy):
     """Mixin for a policy of SB3 that remembers.
 
     Attributes:
-        memory_kwargs: the arguments of its `Memory`, but the first one.
+        memory_kwargs: the arguments of its `MemoryNetwork`, but the first one.
         lstm_hidden_state_shape: (layers, 1, size), as sb3-contrib's recurrent policies have it.
     """
 
@@ -242,7 +242,7 @@ class RecurrentQNetwork(Remembering, QNetwork):
 
     def __init__(self, *, features_dim: int, memory_kwargs: Mapping[str, Any], **settings: Any) -> None:
         super().__init__(features_dim=memory_kwargs["lstm_hidden_size"], **settings)
-        self.memory = Memory(features_dim, **memory_kwargs)
+        self.memory = MemoryNetwork(features_dim, **memory_kwargs)
 
     @override
     def forward(self, obs: Any, states: Tensors = (), starts: th.Tensor | None = None) -> th.Tensor:

@@ -16,7 +16,7 @@ from stable_baselines3.sac.policies import LOG_STD_MAX, LOG_STD_MIN, Actor, CnnP
 from typing_extensions import override
 
 from marl_sb3.extensions.memory.algorithms import WithMemory
-from marl_sb3.extensions.memory.networks import Memory, PolicyWithMemory, Remembering, Tensors, named_arguments
+from marl_sb3.extensions.memory.networks import MemoryNetwork, PolicyWithMemory, Remembering, Tensors, named_arguments
 from marl_sb3.extensions.memory.sequences import Observed, SequenceBatch
 
 # --- The policy ------------------------------------------------------------------------------------------------------
@@ -27,7 +27,7 @@ class RecurrentActor(Remembering, Actor):
 
     def __init__(self, *, features_dim: int, memory_kwargs: Mapping[str, Any], **settings: Any) -> None:
         super().__init__(features_dim=memory_kwargs["lstm_hidden_size"], **settings)
-        self.memory = Memory(features_dim, **memory_kwargs)
+        self.memory = MemoryNetwork(features_dim, **memory_kwargs)
 
     action_dist: SquashedDiagGaussianDistribution  # type: ignore[assignment]
 
@@ -58,7 +58,7 @@ class RecurrentCritic(Remembering, ContinuousCritic):
 
     def __init__(self, *, features_dim: int, memory_kwargs: Mapping[str, Any], **settings: Any) -> None:
         super().__init__(features_dim=memory_kwargs["lstm_hidden_size"], **settings)
-        self.memory = Memory(features_dim, **memory_kwargs)
+        self.memory = MemoryNetwork(features_dim, **memory_kwargs)
 
     def values(self, outputs: th.Tensor, actions: th.Tensor) -> th.Tensor:
         """Return the Q values of actions, (..., numbers) from -1 to 1, for (..., size) outputs: (..., critics)."""
@@ -88,7 +88,7 @@ class RecurrentSACPolicy(PolicyWithMemory, SACPolicy):
     critic_target: RecurrentCritic
 
     @property
-    def lstm_critic(self) -> Memory:
+    def lstm_critic(self) -> MemoryNetwork:
         """The memory of the critics, as sb3-contrib's recurrent policies have it."""
         return self.critic.memory
 

@@ -11,7 +11,7 @@ from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import override
 
-from marl_sb3.core.off_policy import RowRings, Transitions
+from marl_sb3.core.off_policy import PerRowReplay, Transitions
 from marl_sb3.core.vec_env import map_arrays
 from marl_sb3.types import Array
 
@@ -41,7 +41,7 @@ class SequenceBatch(NamedTuple):
         return values.gather(0, self.following)
 
 
-class Sequences(RowRings):
+class Sequences(PerRowReplay):
     """Mixin for an SB3 replay buffer: a ring for each row, from which sequences of its transitions are drawn.
 
     A sequence ends with the episode, or where the row was broken off. To draw one, draw a transition, and at which of
@@ -64,7 +64,7 @@ class Sequences(RowRings):
 
     states_before: Array
 
-    names: ClassVar[Sequence[str]] = (*RowRings.names, "states")
+    names: ClassVar[Sequence[str]] = (*PerRowReplay.names, "states")
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ from marl_sb3.doors import imported
 from marl_sb3.errors import ConfigError, EnvRaisedError, VecEnvOrderError
 from marl_sb3.extensions.remote.processes.messages import known_error
 from marl_sb3.extensions.remote.processes.pool import versions
-from marl_sb3.extensions.remote.shard_experience import OfCopy, PolicyOrder, PolicyRollout, ShardPolicy
+from marl_sb3.extensions.remote.shard_experience import CopyShard, PolicyOrder, PolicyRollout, ShardPolicy
 from marl_sb3.extensions.remote.sharded_vec_env import EnvPlan
 from marl_sb3.extensions.remote.workers.steps import JoinedInfos
 from marl_sb3.startup import start_without_dynamo
@@ -144,13 +144,13 @@ class Shard:
         given = self._env, self._policies, self._tracker
         make = getattr(imported(self._env.execution), "make_local_runner", local_runner)
         self._runner: LocalRunner = make(mapping, *given, warns=index == 0, first_env=first_env)
-        watchers = [each.see(self._env, self._policies) for own in self._policies.values() for each in own.parts]
+        watchers = [each.attach(self._env, self._policies) for own in self._policies.values() for each in own.parts]
         self._runner.watchers += [watcher for watcher in watchers if watcher is not None]
 
     def _make_policy(self, policy_id: PolicyID) -> ShardPolicy:
         plan, spec = self._plan, self._plan.specs[policy_id]
         rows = rows_of_policy(self._env, policy_id, plan.mapping.seats_of(policy_id))
-        copies = OfCopy(plan.envs.n_shards)
+        copies = CopyShard(plan.envs.n_shards)
         options = LearnerOptions("cpu", plan.n_steps, plan.update_path, self._progress_remaining, copies)
         learner = spec.info.learner_class.make(rows, spec, policy_id in plan.trained, None, options)
         return ShardPolicy(learner)

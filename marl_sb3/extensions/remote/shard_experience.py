@@ -81,7 +81,7 @@ class ShardPolicy(Stateful):
             running.begin_recent()
         self.actor.processing.invalidate()
         for each, of_round in zip(self.parts, order.parts, strict=True):
-            each.follow(of_round)
+            each.import_state(of_round)
         algorithm.action_space.seed(seed)
         if trait(algorithm, "exploration_rate") is not None:
             algorithm.exploration_rate = order.exploration_rate
@@ -137,12 +137,12 @@ class TransitionsOfRound:
         self._steps: list[Array] = []
 
     def add_transitions(self, added: Transitions) -> None:
-        """See `Lines.add_transitions`."""
+        """See `TransitionBuffer.add_transitions`."""
         self._transitions.append(added)
         self._steps.append(np.full(len(added.rows), self._experience.steps - 1))
 
     def break_off(self, rows: BoolArray) -> None:
-        """See `Lines.break_off`."""
+        """See `TransitionBuffer.break_off`."""
         self._broken_off = self._broken_off | rows
 
     def recorded(self) -> RecordedTransitions:
@@ -174,7 +174,7 @@ class ShardedExperience(LearnedExperience):
     def order(self) -> PolicyOrder:
         """Return what the shards need to know in the next round."""
         epsilon = float(trait(self.algorithm, "exploration_rate") or 0.0)
-        of_parts = [each.order() for each in self._learner.parts if each.acts]
+        of_parts = [each.export_state() for each in self._learner.parts if each.acts]
         return PolicyOrder(weights(self.algorithm), self.processing.get_state(), epsilon, of_parts)
 
     def receive(self, rollouts: Sequence[PolicyRollout], acted: BoolArray, progress: Sequence[float]) -> None:
@@ -318,7 +318,7 @@ class ShardedReplay(ShardedExperience):
 # --- Which of them a learner has --------------------------------------------------------------------------------------
 
 
-class OfLearner:
+class LearnerShard:
     """The `ExperienceMaker` of learners whose policies act in shards."""
 
     acts_here = False
@@ -334,7 +334,7 @@ class OfLearner:
         """See `ExperienceMaker.prepare_copy`: the copies are in the shards."""
 
 
-class OfCopy:
+class CopyShard:
     """The `ExperienceMaker` of the copies of policies that act in one shard.
 
     They are on the CPU, and their weights come with the order of each round.

@@ -33,7 +33,7 @@ from marl_sb3.extensions.remote.shard import (
     host_in_a_process_of_its_own,
     side_by_side,
 )
-from marl_sb3.extensions.remote.shard_experience import OfLearner, ShardedExperience, ShardedRollout
+from marl_sb3.extensions.remote.shard_experience import LearnerShard, ShardedExperience, ShardedRollout
 from marl_sb3.extensions.remote.shard_runners import ShardRunners
 from marl_sb3.extensions.remote.sharded_vec_env import ShardedVecEnv
 from marl_sb3.systems import require_fork
@@ -247,7 +247,7 @@ class ShardedRunner(Runner):
 class InShards:
     """The `Execution` of a `ShardedVecEnv`."""
 
-    experience = OfLearner()
+    experience = LearnerShard()
 
     def make_runner(self, setup: Setup, tracker: EpisodeTracker, progress_after: Callable[[int], Progress]) -> Runner:
         """See `Execution.make_runner`; nothing is started."""

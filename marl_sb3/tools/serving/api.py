@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 import marl_sb3
-from marl_sb3.core.acting import AgentInputs, Want
+from marl_sb3.core.acting import AgentInputs, RequestedOutputs
 from marl_sb3.core.envs import MASK
 from marl_sb3.core.sb3 import initial_states
 from marl_sb3.core.vec_env import map_arrays
@@ -185,7 +185,7 @@ class _RequestReader:
             arrays(masks, self._mask),
             arrays(request.rewards, lambda *of: self._value("reward", _NUMBER, *of)),
         )
-        want = Want(
+        want = RequestedOutputs(
             actions=True,
             deterministic=request.deterministic,
             values=request.return_values,

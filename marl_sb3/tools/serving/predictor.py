@@ -14,10 +14,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 import marl_sb3
-from marl_sb3.core.acting import AgentInputs, PolicyAnswer, PolicyBundle, Want
+from marl_sb3.core.acting import AgentInputs, PolicyAnswer, PolicyBundle, RequestedOutputs
 from marl_sb3.core.sb3 import initial_states, takes_masks
 from marl_sb3.core.state import Checkpoint, StateReader
-from marl_sb3.core.vec_env import joined
+from marl_sb3.core.vec_env import joined_observations
 from marl_sb3.errors import ConfigError, ExportError, described
 from marl_sb3.extensions.store import MANIFEST, with_checkpoint
 from marl_sb3.runs import SavedRun
@@ -36,7 +36,7 @@ class DecodedRequest(NamedTuple):
     """A request; its arrays have a leading axis of `rows`."""
 
     inputs: AgentInputs
-    want: Want = Want(actions=True, deterministic=True)
+    want: RequestedOutputs = RequestedOutputs(actions=True, deterministic=True)
     rows: int = 1
 
 
@@ -210,7 +210,7 @@ def _answers_of_sessions(served: ServedPolicies, requests: Sequence[DecodedReque
             if policy_id in served.sessions and not any(agent in by_agent for by_agent in others):
                 of_policies.setdefault(policy_id, []).append((number, agent))
     for policy_id, places in of_policies.items():
-        batch = joined([requests[number].inputs.observations[agent] for number, agent in places])
+        batch = joined_observations([requests[number].inputs.observations[agent] for number, agent in places])
         actions, first = served.sessions[policy_id].run(["actions"], by_input(batch))[0], 0
         for number, agent in places:
             answers[number][agent] = actions[first : first + requests[number].rows]

@@ -16,7 +16,7 @@ from toy_envs import SampledEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
-from marl_sb3.core.acting import AgentInputs, PolicyByAgent, Want
+from marl_sb3.core.acting import AgentInputs, PolicyByAgent, RequestedOutputs
 
 BATCH = np.array([[1, 1, 0], [1, 2, 3], [1, 1, 5]], np.float32)
 ONE_ALLOWED = np.eye(3, dtype=bool)
@@ -147,7 +147,7 @@ def test_values_distributions_and_log_probabilities_are_those_of_sb3s_policy(tra
 def test_one_question_has_the_answers_of_several_methods(trained: Any) -> None:
     kind, algorithm, _ = trained
     given = inputs(kind, algorithm)
-    want = Want(actions=True, deterministic=True, log_probs=kind.chooses in HAVING_DISTRIBUTIONS)
+    want = RequestedOutputs(actions=True, deterministic=True, log_probs=kind.chooses in HAVING_DISTRIBUTIONS)
     has_q_values = not is_on_policy(kind) and not issubclass(kind.algorithm, marl_sb3.RecurrentSAC)
     want = want._replace(values=is_on_policy(kind), critic_state=is_on_policy(kind), q_values=has_q_values)
     answer = algorithm.ask(AgentInputs(**given), want)

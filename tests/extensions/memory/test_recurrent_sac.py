@@ -15,7 +15,7 @@ from toy_envs import NoisyEnv
 
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, RecurrentSAC, make_vec_env
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.memory import Memory
+from marl_sb3.extensions.memory import MemoryNetwork
 
 FORCES = spaces.Box(-2, 2, (1,))
 NETWORK = {"net_arch": [4], "lstm_hidden_size": 3}
@@ -256,4 +256,4 @@ def test_gsde_is_refused() -> None:
 
 def test_a_memory_has_a_known_cell() -> None:
     with pytest.raises(ConfigError, match="cell is 'rnn'; accepted: lstm, gru"):
-        Memory(3, "rnn", 4, 1)
+        MemoryNetwork(3, "rnn", 4, 1)

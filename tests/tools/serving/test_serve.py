@@ -25,7 +25,7 @@ from waiting import wait_for
 
 import marl_sb3
 from marl_sb3 import PolicyClient, load_policies
-from marl_sb3.core.acting import AgentInputs, Want
+from marl_sb3.core.acting import AgentInputs, RequestedOutputs
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.runs import SavedRun
 from marl_sb3.serve import main
@@ -37,7 +37,7 @@ from marl_sb3.tools.serving.predictor import DecodedRequest, Predictor, ServedPo
 from marl_sb3.tools.serving.weights import unpack_weights
 
 SEEN = {"a": [1.0, 2.0, 3.0], "b": [-5.0, 0.25, 1000.0]}
-VALUES_TOO = Want(actions=True, deterministic=True, values=True)
+VALUES_TOO = RequestedOutputs(actions=True, deterministic=True, values=True)
 VERSION = marl_sb3.__version__
 SMALL = {"n_steps": 6, "batch_size": 6, "policy_kwargs": {"net_arch": [8]}}
 
@@ -430,7 +430,7 @@ def test_onnx_runtime_answers_as_pytorch_does(run: Path, monkeypatch: pytest.Mon
         DecodedRequest(AgentInputs({"b": rows[:1]})),
         DecodedRequest(AgentInputs({"a": rows}), VALUES_TOO, 8),
     ]
-    sampled = DecodedRequest(AgentInputs({"a": rows}), Want(actions=True, deterministic=False), 8)
+    sampled = DecodedRequest(AgentInputs({"a": rows}), RequestedOutputs(actions=True, deterministic=False), 8)
     assert _answers_of_sessions(by_onnx.served, [sampled]) == [{}]
     for algorithm in by_onnx.served.bundle.policies.values():
         monkeypatch.setattr(algorithm, "predict", _not_asked)  # nothing is left for PyTorch

@@ -155,7 +155,7 @@ class Extras(NamedTuple):
 NO_EXTRAS = Extras()
 
 
-def joined(parts: Sequence[Extras], specs: Sequence[WorkerSpec]) -> Extras:
+def joined_extras(parts: Sequence[Extras], specs: Sequence[WorkerSpec]) -> Extras:
     """Return the extras of all workers without infos, with rows counted among all envs.
 
     A group has masks if an agent of any worker has one.

@@ -34,7 +34,7 @@ from marl_sb3.doors import ENV_KINDS
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.remote.processes.messages import pass_on
 from marl_sb3.extensions.remote.workers.spec import WorkerSpec, WorkerState
-from marl_sb3.extensions.remote.workers.steps import NO_EXTRAS, Extras, SharedArrays, joined, joined_infos
+from marl_sb3.extensions.remote.workers.steps import NO_EXTRAS, Extras, SharedArrays, joined_extras, joined_infos
 from marl_sb3.extensions.remote.workers.supervisor import MOST_STEPS, Journal, Supervisor
 from marl_sb3.systems import require_fork
 from marl_sb3.types import Array
@@ -126,7 +126,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
     def _begun(self, parts: Sequence[Extras], states: Sequence[WorkerState]) -> VecStep:
         """Return the first step after a reset, or after `set_state`."""
         self._supervisor.lost = {}  # they have begun new episodes, too
-        extras, copies = joined(parts, self._specs), self._arrays.copies()
+        extras, copies = joined_extras(parts, self._specs), self._arrays.copies()
         self._latest = first_step(
             copies["observations"],
             self._masks(),
@@ -147,7 +147,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
         supervisor, arrays = self._supervisor, self._arrays
         payloads = [answer.payload for answer in supervisor.steps()]
         parts = [pickle.loads(payload) if payload else NO_EXTRAS for payload in payloads]
-        extras = joined(parts, self._specs) if any(payloads) else NO_EXTRAS
+        extras = joined_extras(parts, self._specs) if any(payloads) else NO_EXTRAS
         acted = self.latest.to_act
         step = VecStep(
             **arrays.copies(),
@@ -275,8 +275,8 @@ class WorkersVecEnv(MultiAgentVecEnv):
                 self._free()
 
 
-# The states of batches, joined to the state of one large batch and split again. An item of a state that has an entry
-# for each env is divided; other items are the same in all batches.
+# The states of batches are joined to the state of one large batch, and split again. An item of a state that has an
+# entry for each env is divided; other items are the same in all batches.
 
 
 def _joined_state(states: Sequence[State], sizes: Sequence[int]) -> State:
@@ -288,20 +288,20 @@ def _joined_state(states: Sequence[State], sizes: Sequence[int]) -> State:
     """
     own = [state["own"] for state in states]
     return {
-        **_joined(
+        **_joined_values(
             [{key: state[key] for key in ("run_seed", "episodes", "episode_steps", "to_act")} for state in states],
             sizes,
         ),
         "settings": [settings for state in states for settings in state["settings"]],
-        "own": None if any(one is None for one in own) else _joined(own, sizes),
+        "own": None if any(one is None for one in own) else _joined_values(own, sizes),
     }
 
 
-def _joined(states: Sequence[Any], sizes: Sequence[int]) -> Any:
+def _joined_values(states: Sequence[Any], sizes: Sequence[int]) -> Any:
     """Join values; arrays that differ in their other axes are filled up with zeros."""
     first = states[0]
     if isinstance(first, Mapping):
-        return {key: _joined([state[key] for state in states], sizes) for key in first}
+        return {key: _joined_values([state[key] for state in states], sizes) for key in first}
     if isinstance(first, list) and _by_env(states, sizes):
         return [item for state in states for item in state]
     if isinstance(first, np.ndarray) and first.ndim and _by_env(states, sizes):

@@ -14,14 +14,14 @@ from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from typing_extensions import override
 
-from marl_sb3.core.off_policy.replay import Lines, Transitions
+from marl_sb3.core.off_policy.replay import TransitionBuffer, Transitions
 from marl_sb3.core.state import Fields, TensorFile, array, pieces
 from marl_sb3.core.vec_env import map_arrays
 from marl_sb3.errors import CheckpointError, EnvError
 from marl_sb3.types import AgentID, Array, BoolArray, GoalRewards
 
 
-class RowRings(Lines):
+class PerRowReplay(TransitionBuffer):
     """Mixin for an SB3 replay buffer: each row has a ring of its own, its column of the arrays.
 
     Line `i + 1` of a column is what its row did after line `i`. A row that acts rarely fills its column slowly;
@@ -142,7 +142,7 @@ def _drawn_below(limit: int, number: int) -> Array:
     return np.random.randint(0, limit, size=number)  # noqa: NPY002
 
 
-class _NStepReturns(RowRings):
+class _NStepReturns(PerRowReplay):
     """Mixin: returns over the next `n_steps` transitions of a row, or fewer where they end.
 
     Operation by operation as SB3's `NStepReplayBuffer`. A step is an action of the agent; what the agent is paid while
@@ -191,7 +191,7 @@ class NStepDictBuffer(_NStepReturns, DictReplayBuffer):
     """The same for `Dict` observations, which SB3 does not have."""
 
 
-class CompactBuffer(RowRings, ReplayBuffer):
+class CompactBuffer(PerRowReplay, ReplayBuffer):
     """SB3's `ReplayBuffer` with `optimize_memory_usage`: the next observation is that of the row's next transition.
 
     At the end of an episode, that is the first observation of the next one. No target depends on it, because ends by a
@@ -211,7 +211,7 @@ class CompactBuffer(RowRings, ReplayBuffer):
         self.gaps[places] = False
 
     def break_off(self, rows: BoolArray) -> None:
-        """See `RowRings.break_off`; the next observations of the latest transitions stay."""
+        """See `PerRowReplay.break_off`; the next observations of the latest transitions stay."""
         latest = (self._next - 1) % self.buffer_size, np.arange(self.n_envs)
         columns = np.flatnonzero(rows & (self.counts > 0) & ~self.gaps[latest] & (self.dones[latest] == 0))
         self.gaps[self._next[columns], columns] = True
@@ -249,11 +249,11 @@ class CompactBuffer(RowRings, ReplayBuffer):
     # --- State -------------------------------------------------------------------------------------------------------
 
     def _lines_of(self, values: Mapping[str, Any]) -> int:
-        """See `Lines._lines_of`; with the line of the latest next observations."""
+        """See `TransitionBuffer._lines_of`; with the line of the latest next observations."""
         return min(super()._lines_of(values) + 1, self.buffer_size)
 
     def require_columns(self, file: TensorFile, lines: int, rows: int) -> None:
-        """See `Lines.require_columns`; refuses gaps that are not between transitions."""
+        """See `TransitionBuffer.require_columns`; refuses gaps that are not between transitions."""
         super().require_columns(file, lines, rows)
         before = np.ones(self.n_envs, dtype=np.bool_)
         for _, gaps in pieces(file.arrays, "gaps"):
@@ -300,7 +300,7 @@ class GoalEnv:
         return rewards
 
 
-class HindsightBuffer(RowRings, HerReplayBuffer):
+class HindsightBuffer(PerRowReplay, HerReplayBuffer):
     """SB3's `HerReplayBuffer` for rows that do not act in every step: an episode is that of an agent.
 
     Args:
@@ -312,7 +312,7 @@ class HindsightBuffer(RowRings, HerReplayBuffer):
         settings: of `DictReplayBuffer`.
     """
 
-    names: ClassVar[Sequence[str]] = (*RowRings.names, "ep_start", "ep_length")
+    names: ClassVar[Sequence[str]] = (*PerRowReplay.names, "ep_start", "ep_length")
     sample = HerReplayBuffer.sample  # its parts are those of the ring
 
     def __init__(
@@ -345,7 +345,7 @@ class HindsightBuffer(RowRings, HerReplayBuffer):
         return bool((self.ep_length > 0).any())
 
     def add_transitions(self, added: Transitions) -> None:
-        """See `Lines.add_transitions`; episodes whose first transition is overwritten are no longer drawn from."""
+        """Add transitions, at most one of each row; an episode is not drawn from when its first one is overwritten."""
         columns = added.rows
         for column in columns.tolist():
             line = self._next[column]
@@ -363,7 +363,7 @@ class HindsightBuffer(RowRings, HerReplayBuffer):
         self._current_ep_start[column] = end
 
     def break_off(self, rows: BoolArray) -> None:
-        """See `RowRings.break_off`: the episodes end there, as if truncated."""
+        """See `PerRowReplay.break_off`: the episodes end there, as if truncated."""
         super().break_off(rows)
         for column in np.flatnonzero(rows & (self._current_ep_start != self._next)).tolist():
             self._complete(column)
@@ -375,7 +375,7 @@ class HindsightBuffer(RowRings, HerReplayBuffer):
     # --- State -------------------------------------------------------------------------------------------------------
 
     fields: ClassVar[Fields] = {
-        **RowRings.fields,
+        **PerRowReplay.fields,
         "episode_start": array("_current_ep_start", 0, lambda self: self.buffer_size - 1),
     }
 
@@ -385,7 +385,7 @@ class HindsightBuffer(RowRings, HerReplayBuffer):
         super().set_fields(values)
 
     def require_columns(self, file: TensorFile, lines: int, rows: int) -> None:
-        """See `Lines.require_columns`; refuses transitions that do not lie in their episode.
+        """See `TransitionBuffer.require_columns`; refuses transitions that do not lie in their episode.
 
         Its start and its length are used as indices.
         """

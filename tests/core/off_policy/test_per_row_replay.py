@@ -14,7 +14,7 @@ from toy_envs import SampledEnv, ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
 from marl_sb3.core.off_policy import Transitions
-from marl_sb3.core.off_policy.row_rings import CompactBuffer, GoalEnv, HindsightBuffer, NStepBuffer, RowRings
+from marl_sb3.core.off_policy.per_row_replay import CompactBuffer, GoalEnv, HindsightBuffer, NStepBuffer, PerRowReplay
 from marl_sb3.errors import ConfigError
 
 SPACES = spaces.Box(0, 99, (1,)), spaces.Discrete(2)
@@ -22,7 +22,7 @@ SMALL = {"buffer_size": 100, "learning_starts": 4, "batch_size": 4, "train_freq"
 NO_TIMEOUTS = {"handle_timeout_termination": False}
 
 
-def add(buffer: RowRings, of_rows: Mapping[int, float], done: bool = False, truncated: bool = False) -> None:
+def add(buffer: PerRowReplay, of_rows: Mapping[int, float], done: bool = False, truncated: bool = False) -> None:
     """Add a transition from each number to the next one, paid the number itself."""
     values = np.array([*of_rows.values()], dtype=np.float32)
     ends = np.full(len(values), done), np.full(len(values), truncated)
