@@ -58,7 +58,7 @@ class Door(Generic[T]):
         """Add an implementation; one of the same name is replaced, in its place.
 
         Args:
-            name: by which the core, a setting or a message refers to it.
+            name: the core, a setting or a message refers to it by this name.
             implementation: the object, or its place, `package.module:NAME`, which is imported when it is first used.
         """
         self._added[name] = implementation
@@ -208,7 +208,7 @@ class Store(Protocol):
         Args:
             place: from `place`.
             state: a tree of plain data and arrays, with strings as keys.
-            tensors: of policies and their optimizers, by name of a file and of the tensor.
+            tensors: those of policies and their optimizers, by name of a file and of the tensor.
             about: a description, plain data, which can be read without the rest.
 
         Raises:
@@ -221,8 +221,8 @@ class Store(Protocol):
         """Find a checkpoint, pass it on, and return the answer.
 
         Args:
-            path: of a checkpoint, or of what holds several.
-            which: of several: `latest`, `best`, or the number of an iteration; None: the store chooses.
+            path: that of a checkpoint, or of what holds several.
+            which: one of several: `latest`, `best`, or the number of an iteration; None: the store chooses.
             use: may be called again with another checkpoint, where a running training removes the first.
 
         Raises:
@@ -293,7 +293,7 @@ class Execution(Protocol):
 
         Args:
             setup: the policies, their learners, and the envs, whose `execution` this is.
-            tracker: of finished episodes.
+            tracker: counts the finished episodes.
             progress_after: returns what is left of the training after so many env steps more, from 1 to 0.
         """
 

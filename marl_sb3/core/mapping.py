@@ -76,7 +76,7 @@ def policy_mapping(
 
     Args:
         mapping: see `policy_of_agents`; or an `Assignment`, or a function of the agent and the episode.
-        seed: of the run; None: one is drawn for an `Assignment`.
+        seed: that of the run; None: one is drawn for an `Assignment`.
 
     Raises:
         ConfigError: an agent is left out, a policy is unknown or plays nobody, or a checkpoint could not hold a state.

@@ -74,7 +74,7 @@ class Actor(Stateful):
     Args:
         rows: the rows of the policy.
         policy: chooses the actions.
-        processing: of the rows' observations, rewards and actions.
+        processing: what is done to the rows' observations, rewards and actions.
         bootstraps: whether the rewards of agents that are truncated go on with the values of their final observations.
     """
 

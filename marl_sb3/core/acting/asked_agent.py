@@ -53,8 +53,8 @@ class RequestedOutputs(NamedTuple):
     values: bool = False
     critic_state: bool = False  # together with the values
     distributions: bool = False
-    log_probs: bool = False  # of the actions that are given, or else chosen
-    q_values: bool = False  # of the actions that are given, or else the most likely ones
+    log_probs: bool = False  # those of the actions that are given, or else chosen
+    q_values: bool = False  # those of the actions that are given, or else of the most likely ones
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class AskedAgent:
     policy_id: PolicyID
     algorithm: BaseAlgorithm
     processing: Processing
-    observation_space: spaces.Space[Any]  # of the agent in the env, as the next one
+    observation_space: spaces.Space[Any]  # the agent's own in the env, and so is the next one
     action_space: spaces.Space[Any]
-    given: Mapping[str, Any]  # by the names of `AgentInputs`, with n rows for a batch; None: nothing is given
+    given: Mapping[str, Any]  # inputs by the names of `AgentInputs`, with n rows for a batch; None: nothing is given
     want: RequestedOutputs
     chosen: tuple[Any, States] | None = None  # actions as the env takes them, and the state afterwards; None: not asked
     fault: ConfigError | None = None  # why none could be chosen
@@ -353,7 +353,7 @@ def act_together(asked: Sequence[AskedAgent]) -> None:
     An observation that does not fit the policy becomes the `fault` of its agent.
     """
     inputs = [one.prepared[0] for one in asked]
-    masks = [part.masks for part in inputs if part.masks is not None]  # of all agents, or of none
+    masks = [part.masks for part in inputs if part.masks is not None]  # all agents have some, or none has
     try:
         together = PolicyInputs(
             joined_observations([part.observations for part in inputs]),

@@ -79,7 +79,7 @@ class PolicyByAgent:
         """Return the action of each agent: `predict_with_state` at the start of an episode.
 
         Args:
-            observations: by agent; any subset of the agents. A leading batch axis is kept.
+            observations: one for each of any agents. A leading batch axis is kept.
             deterministic: the most likely action instead of a sampled one.
             action_masks: see `predict_with_state`.
             of_sb3: not accepted; the error tells users of SB3's functions for one policy, such as `evaluate_policy`,
@@ -218,7 +218,7 @@ class PolicyByAgent:
 
         Args:
             observations: see `predict_with_state`, as for the other arguments.
-            actions: as the env takes them; an action or n of them for each agent with an observation. For a Box, this
+            actions: what the env takes: an action or n of them for each agent with an observation. For a Box, this
                 is the log of a density of the policy's own actions, and of the bound where an action was clipped.
 
         Returns:
@@ -243,7 +243,7 @@ class PolicyByAgent:
 
         Args:
             observations: see `predict_with_state`, as for the other arguments.
-            actions: as the env takes them, for algorithms with actions in a Box; None, or an agent that is left out:
+            actions: what the env takes, for algorithms with actions in a Box; None, or an agent that is left out:
                 the most likely action.
 
         Returns:

@@ -230,7 +230,7 @@ def make_action_noise(setting: Any, action_space: spaces.Space[Any]) -> ActionNo
 
     Args:
         setting: a mapping of one name to the scale, in an action space of -1 to 1.
-        action_space: of the policy.
+        action_space: that of the policy.
 
     Raises:
         ConfigError: the action space is no Box.

@@ -31,7 +31,7 @@ Points = Annotated[
     Meta(min_length=1, description="[[ENV_STEPS, X], ...] for lines between points"),
 ]
 
-# Settings that SB3's classes do not have as arguments: each belongs to the classes that have the argument beside it.
+# Settings that are no arguments of SB3's classes, each with the argument of those classes that take it.
 ADDED: Mapping[str, str] = {"exploration_schedule": "exploration_fraction"}
 
 # --- Algorithms ------------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class _Registry:
         self.bases = tuple(base for table in tables for base in table.bases)  # see `AlgorithmTable`
         # name -> algorithm, of those in tables
         self.built_in = {info.name: info for table in tables for info in table.algorithms}
-        # by all names but aliases: those that are built in, and the user's own
+        # algorithms that are built in and the user's own, by all names but aliases
         self.known: dict[str, AlgorithmInfo] = {}
         # place of a class, or of the class of SB3 that it takes the place of -> algorithm
         self.by_place: dict[str, AlgorithmInfo] = {}

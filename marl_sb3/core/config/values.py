@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from marl_sb3.errors import ConfigError, did_you_mean, shown
 
-_LARGEST = sys.float_info.max  # as an upper bound, it excludes infinity and NaN
+_LARGEST = sys.float_info.max  # an upper bound that excludes infinity and NaN
 
 Count = Annotated[int, Meta(ge=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]

@@ -38,7 +38,7 @@ class BatchedEnv(ABC):
     Where resets return infos, `reset_infos(env_indices)` returns those of the latest: env index -> agent -> info.
     """
 
-    execution: Execution | str = IN_THIS_PROCESS  # of a training in such envs
+    execution: Execution | str = IN_THIS_PROCESS  # how a training steps such envs
     num_envs: int  # E
     possible_agents: Sequence[AgentID]  # agent ids in the order of the agent axis
     metadata: Mapping[str, Any]  # metadata of the `ParallelEnv`

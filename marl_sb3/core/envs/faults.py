@@ -22,7 +22,7 @@ RAISED = (Exception, SystemExit)
 _INSTALLED = tuple(
     os.path.join(folder, "")
     for folder in (
-        str(Path(__file__).parents[2]),  # of this package
+        str(Path(__file__).parents[2]),  # the folder of this package
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     )
 )

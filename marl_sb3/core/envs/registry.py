@@ -176,7 +176,7 @@ def import_from_here(module_name: str, where: str, accepted: str, key: str = "en
     Args:
         where: what names it, for messages.
         accepted: the form of such names, for messages.
-        key: of the setting, for errors.
+        key: the name of the setting, for errors.
 
     Raises:
         ConfigError: it cannot be imported.

@@ -42,8 +42,8 @@ def build(
     """Make the SB3 algorithm of a policy; it gets no replay buffer.
 
     Args:
-        processing: of the policy, about which a features extractor may ask; None: there is none.
-        device: as in SB3, but `auto` takes CUDA only for networks that are faster there, see `_suits_gpu`.
+        processing: that of the policy, about which a features extractor may ask; None: there is none.
+        device: one of SB3's names, but `auto` takes CUDA only for networks that are faster there, see `_suits_gpu`.
         seed: for the initial weights and all random draws of the algorithm; None: they are not seeded.
         buffer: class of its rollout buffer; None for an algorithm that only acts, or that has a replay buffer.
 
@@ -81,7 +81,7 @@ def build(
             made = make(**arguments, device="cpu" if device == "auto" else device)
             if device == "auto" and th.cuda.is_available() and _suits_gpu(made.policy):
                 made = make(**arguments, device="cuda")
-        except ConfigError as error:  # of a features extractor of ours
+        except ConfigError as error:  # one of our features extractors raises it
             raise ConfigError(f"policy {rows.policy_id!r}: {error}", key=error.key) from error
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             words = f"{spec.algorithm.__name__} raised: {_words(error, rows, spec)}"

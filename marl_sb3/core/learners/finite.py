@@ -38,7 +38,7 @@ def check_update(
     """Refuse an update with results that are not finite.
 
     Args:
-        algorithm: with the new weights, and the rollout buffer.
+        algorithm: it has the new weights, and the rollout buffer.
         recorded: what it recorded in its logger.
         grad_norm: norm of the gradients; None if it is not known.
 

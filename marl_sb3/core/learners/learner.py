@@ -122,9 +122,9 @@ class LearnerPart:
     It is made, after the learner, for a policy whose settings ask for it; see `PolicySection.parts`.
 
     Args:
-        learner: of the policy.
-        spec: of the policy, with the settings of the part.
-        seed: of the policy; None: random draws are not seeded.
+        learner: that of the policy.
+        spec: that of the policy, with the settings of the part.
+        seed: that of the policy; None: random draws are not seeded.
         options: what the learners of all policies are made with.
     """
 
@@ -170,14 +170,14 @@ class Learner(Stateful, ABC):
         rows: the rows of the policy.
         algorithm: its SB3 algorithm.
         trained: whether the policy is trained; if not, it only acts.
-        processing: of its observations, rewards and actions.
+        processing: what is done to its observations, rewards and actions.
         options: what the learners of all policies are made with.
     """
 
     # whether the `n_steps` of the run is the length of its rollouts, if its spec does not set it
     takes_common_steps: ClassVar[bool] = False
     takes_parts: ClassVar[Sequence[str]] = ()  # the settings whose `LearnerPart` it takes
-    # of attributes of the algorithm that SB3 takes as numbers; they are set before each update
+    # name -> schedule of attributes of the algorithm that SB3 takes as numbers: they are set before each update
     schedules: Mapping[str, Schedule] = MappingProxyType({})
     engine: Engine | None = None  # computes its updates; None: its algorithm does
     parts: Sequence[LearnerPart] = ()  # the parts that its settings ask for
@@ -197,7 +197,7 @@ class Learner(Stateful, ABC):
         self.metric_names = list(self._recorded_as)  # the names of its metrics, in order; see `AlgorithmInfo.metrics`
         set_up_logging(algorithm)
         self.progress_remaining = options.progress_remaining
-        self._states: dict[str, Part] = {}  # of parts of checkpoints that only this learner has
+        self._states: dict[str, Part] = {}  # parts of checkpoints that only this learner has, by name
         self.actor = self._make_actor()  # acts for the rows of the policy, unless copies of it act elsewhere
         self._acts_here = options.experience.acts_here
         self.experience = options.experience.make(self)
@@ -365,8 +365,8 @@ def _of_part(of_learner: Part) -> Field:
 def iteration_steps(learners: Sequence[Learner], n_steps: int | None) -> int:
     """Return the env steps of each env in an iteration.
 
-    They are as given. Else an iteration is as long as the longest rollout, times the fewest rollouts that a policy has
-    in an iteration of its own; without rollouts, it is the longest one of a policy.
+    Where `n_steps` is None, an iteration takes as many steps as the longest rollout, times the fewest rollouts that a
+    policy alone would have in an iteration. Without rollouts, it is as long as the longest iteration of a policy alone.
     """
     if n_steps is not None:
         return n_steps

@@ -63,7 +63,7 @@ class PolicySpec:
     Attributes:
         algorithm: the class.
         info: what is known of it.
-        policy: as given.
+        policy: the class or the name that was given.
         hyperparameters: SB3's constructor arguments.
         values: the same, with SB3's defaults for those that are not given.
         processing: what is done to its observations, rewards and actions.

@@ -55,6 +55,6 @@ def require_metric(name: str, known: Iterable[str], key: str = "stop") -> None:
         hint = "evaluation is off; --set evaluation.interval=10 evaluates the policies every 10 iterations"
         raise ConfigError(f"unknown metric {name!r}; {hint}", key=key)
     if name not in known:
-        first = {each.partition("/")[0]: each for each in reversed(known)}  # of each group of names
+        first = {each.partition("/")[0]: each for each in reversed(known)}  # the first name of each group
         accepted = f"accepted: {', '.join(reversed(first.values()))} and other columns of progress.csv"
         raise ConfigError(f"unknown metric {name!r}; {did_you_mean(name, known, 4) or accepted}", key=key)

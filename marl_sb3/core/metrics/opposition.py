@@ -14,7 +14,7 @@ from marl_sb3.output import printable
 from marl_sb3.types import AgentID, Array, PolicyID
 
 _CLEAR = 0.75  # share of pairs of episodes in which one side wins what the others lose, from which on they oppose it
-_CHANCE = 0.5  # of sides that have nothing to do with each other
+_CHANCE = 0.5  # the share for sides that have nothing to do with each other
 _BY_CHANCE = 0.0005  # probability of a wrong bound of one side; small, since it is looked at after every iteration
 _LEAST_OF_CONSTANT_SUM = 5  # pairs of episodes in which returns differ
 _SLIGHT = 0.1  # change of a return that does not count, as a share of that of the others' sum, or the reverse

@@ -12,7 +12,7 @@ import numpy as np
 
 from marl_sb3.types import Array
 
-RESAMPLES = 2000  # of a bootstrap
+RESAMPLES = 2000  # how many a bootstrap draws
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def bootstrap_interval(
         values: (R, ...) of R runs.
         statistic: of (R, ...) over the first axis.
         level: the share of the resamples that lies within.
-        seed: of the draws.
+        seed: from which the draws follow.
 
     Returns:
         Two arrays of the shape that the statistic has.

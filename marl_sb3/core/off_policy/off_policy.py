@@ -359,7 +359,7 @@ def require_memory(policies: Iterable[tuple[PolicyRows, PolicySpec]]) -> None:
     """Refuse replay buffers that need more memory than is available; policies with rollouts have none.
 
     Raises:
-        ConfigError: with the size of each.
+        ConfigError: they do; the message has the size of each.
     """
     sizes = {rows.policy_id: _bytes(rows, spec) for rows, spec in policies if is_off_policy(spec.algorithm)}
     available = psutil.virtual_memory().available

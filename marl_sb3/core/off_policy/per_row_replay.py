@@ -29,7 +29,7 @@ class PerRowReplay(TransitionBuffer):
     layout, and minibatches are drawn with the same random numbers.
 
     Attributes:
-        pos: as in SB3, if all columns are equally full.
+        pos: the next line, which is SB3's if all columns are equally full.
         full: whether all columns are full.
     """
 

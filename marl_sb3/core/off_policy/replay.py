@@ -88,7 +88,7 @@ class TransitionBuffer(Stateful, _Base):
     In a checkpoint, the arrays are tensors beside the fields of its state.
     """
 
-    names: ClassVar[Sequence[str]] = ("observations", "next_observations", *_COLUMNS)  # of the arrays
+    names: ClassVar[Sequence[str]] = ("observations", "next_observations", *_COLUMNS)  # the arrays' names
 
     def add_transitions(self, added: Transitions) -> None:
         """Add transitions, at most one of each row."""
@@ -162,7 +162,7 @@ class TransitionBuffer(Stateful, _Base):
         Args:
             file: the tensors.
             lines: the lines with transitions.
-            rows: of the buffer.
+            rows: the number of rows of the buffer.
 
         Raises:
             CheckpointError: they are not.
@@ -260,7 +260,7 @@ def read_resized(
 
     Args:
         buffer: into which the transitions go, from the oldest to the newest; if it is smaller, the newest ones.
-        rows: of the other buffer.
+        rows: the number of rows of the other buffer.
 
     Returns:
         A function that puts them in.
@@ -313,7 +313,9 @@ class OpenTransitions(Stateful):
         self._observation_space = observation_space
         self._action_space = action_space
         self._observations = zeros(observation_space, (num_rows,))
-        dtype = np.float32 if action_space.dtype == np.float64 else action_space.dtype  # as in SB3's replay buffers
+        dtype = (
+            np.float32 if action_space.dtype == np.float64 else action_space.dtype
+        )  # SB3's replay buffers have it, too
         self._actions = np.zeros((num_rows, *(action_space.shape or ())), dtype=dtype)
 
     @override
@@ -380,7 +382,8 @@ class ReplayExperience(Experience):
         progress_remaining: from 1 at the start of training to 0 at its end, for schedules of exploration.
 
     Attributes:
-        episodes: of agents that ended since the rollout began; the same for `agent_steps`.
+        episodes: how many episodes of agents have ended since the rollout began.
+        agent_steps: how many actions agents have taken since then.
     """
 
     fields: ClassVar[Fields] = {

@@ -38,7 +38,7 @@ class OnPolicyLearner(Learner):
     """A `Learner` that updates by its algorithm's own `train()` at the end of each rollout."""
 
     rollouts_per_report: ClassVar[int] = 1  # number of rollouts in an iteration, if the run does not set `n_steps`
-    # of the rollout buffer; for observations in one array, and for those of a `Dict` space
+    # classes of the rollout buffer: the first for observations in one array, the second for those of a `Dict` space
     buffer_classes: ClassVar[Sequence[type[RolloutBuffer]]] = (MaskedRolloutBuffer, MaskedDictRolloutBuffer)
     takes_common_steps: ClassVar[bool] = True
     takes_parts: ClassVar[Sequence[str]] = ("imitation_data", "central_critic")

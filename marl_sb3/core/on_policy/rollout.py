@@ -344,7 +344,7 @@ def minibatch_starts(samples: int, batch_size: int | None, least: int) -> Array:
 
     Args:
         samples: number of samples in the epoch.
-        batch_size: of a minibatch; None: all samples.
+        batch_size: samples of a minibatch; None: all of them.
         least: a last minibatch of fewer samples becomes a part of the one before it.
     """
     starts = np.arange(0, samples, batch_size or max(1, samples))

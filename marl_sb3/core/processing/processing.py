@@ -172,7 +172,11 @@ class RescaleActions:
             words = f"rescale_actions: the action space is {space}; accepted: a Box with finite bounds"
             raise ConfigError(words, key="rescale_actions")
         assert space.dtype is not None
-        self.low, self.high, self._dtype = space.low, space.high, space.dtype  # of the env's actions
+        self.low, self.high, self._dtype = (
+            space.low,
+            space.high,
+            space.dtype,
+        )  # the bounds and the dtype of the env's actions
         self.space = spaces.Box(-1, 1, space.shape, space.dtype.type)  # in which the policy acts
 
     def __call__(self, actions: Array) -> Array:
@@ -219,8 +223,10 @@ class Processing:
     def __init__(self, settings: ProcessingSettings, policy: ProcessedPolicy, observation_space: Space) -> None:
         self.settings, self.agents = settings, policy.agents
         self.env_observation_space = observation_space
-        self.observation_space = observation_space  # of processed observations
-        self.processors: dict[str, ObservationProcessor] = {}  # by setting, in the order in which they are applied
+        self.observation_space = observation_space  # the space of processed observations
+        self.processors: dict[
+            str, ObservationProcessor
+        ] = {}  # those of each setting, in the order in which they are applied
         changed = settings.changed()
         try:
             self.rescale = RescaleActions(policy.action_space) if settings.rescale_actions else None
@@ -233,7 +239,7 @@ class Processing:
                     self.observation_space = self.processors[name].space
         except ConfigError as error:
             raise ConfigError(f"policy {policy.policy_id!r}: {error}", key=error.key) from error
-        # of the discounted returns, by which rewards are normalised
+        # statistics of the discounted returns, by which rewards are normalised
         self.returns = RunningStatistics(shape=()) if settings.normalize_rewards else None
         found = self.processors.get("normalize_observations")
         self.normalizer = found if isinstance(found, NormalizeObservations) else None

@@ -97,7 +97,7 @@ class ProcessedPolicy(NamedTuple):
 
 _LUMINANCE = np.array([0.2125, 0.7154, 0.0721])  # of ITU-R BT.709, as in Gymnasium's GrayscaleObservation
 _AXES = 3
-LEAST_PIXELS = 36  # of each side of an image, for NatureCNN
+LEAST_PIXELS = 36  # the shortest side of an image that NatureCNN takes
 
 
 class Resize(ObservationProcessor):
@@ -171,7 +171,7 @@ class FrameStack(ObservationProcessor):
 
     def __init__(self, space: Space, settings: ProcessingSettings, policy: ProcessedPolicy) -> None:
         self._axes: dict[str, int] = {}
-        self._choices: dict[str, Array] = {}  # of each number of a frame
+        self._choices: dict[str, Array] = {}  # how many choices each number of a frame has
         self._before: dict[str, Array] = {}  # the stack before the first frame
         # the shape of a frame of each part, as SB3's networks see it: the channels of an image first, and choices
         # one-hot

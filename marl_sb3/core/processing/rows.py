@@ -146,7 +146,7 @@ class ProcessedRows(RowProcessing):
         self.late_normalizer = processing.normalizer if late else None
         self._space = self.late_normalizer.before if self.late_normalizer else processing.observation_space
         self.rescale = processing.rescale
-        known = processing.agents  # of which it may act for some only, as in evaluations
+        known = processing.agents  # it may act for some of them only, in evaluations
         numbers = range(len(rows.agents)) if set(rows.agents) - set(known) else map(known.index, rows.agents)
         self._agents = np.tile(list(numbers), rows.num_envs)
         super().__init__(rows)

@@ -71,7 +71,7 @@ def values(algorithm: BaseAlgorithm, observations: Any, states: States, starts: 
 
     Args:
         observations: a single observation, or a batch of n.
-        states: of the critic's LSTM, or of the actor's where the critic has none; () for a policy without memory.
+        states: those of the critic's LSTM, or of the actor's where the critic has none; () for a policy without memory.
         starts: (n,) bool; True where an episode starts: the state is not used there.
 
     Returns:
@@ -135,7 +135,7 @@ def q_values(
         if isinstance(algorithm.action_space, spaces.Discrete):
             net = next(getattr(policy, name) for name in ("q_net", "quantile_net", "critic") if hasattr(policy, name))
             found = net(seen, *(_memory(algorithm, states, starts) if states else ()))
-            found = found.mean(dim=1) if found.dim() == 3 else found  # of quantiles
+            found = found.mean(dim=1) if found.dim() == 3 else found  # it has quantiles
         else:
             taken = policy._predict(seen, deterministic=True) if actions is None else _actions(algorithm, actions)
             of_critics = policy.critic(seen, taken)

@@ -86,7 +86,7 @@ def make_schedule(value: Any, name: str = "schedule", kind: Any = FiniteFloat | 
         value: a number; `lin_X`, from X to 0 over the training; `exp_X`, from X to X/100 by equal factors in equal
             times; `exp_X_Y`, from X to Y in the same way; or points `[[ENV_STEPS, VALUE], ...]`. A function of the
             progress is returned as it is.
-        name: of the setting, for messages.
+        name: that of the setting, for messages.
         kind: what the setting accepts.
 
     Raises:

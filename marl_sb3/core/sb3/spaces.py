@@ -26,7 +26,7 @@ def check_spaces(rows: PolicyRows, algorithm: type[BaseAlgorithm]) -> None:
     """Refuse spaces in which SB3 cannot act, or an algorithm of it.
 
     Args:
-        rows: of a policy, in the spaces in which it observes and acts.
+        rows: those of a policy, in the spaces in which it observes and acts.
 
     Raises:
         ConfigError: names the policy, its agents, the space, and what is accepted.

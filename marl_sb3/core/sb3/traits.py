@@ -45,7 +45,7 @@ class AlgorithmTraits:
     learns_offline: bool = False  # whether it learns from recorded episodes by its own losses, and is not cloned
     update_path: str | None = None  # the way in which it computes updates; None: it has one way
     num_grad_updates: int | None = None  # optimizer steps since the object was made; None: they are counted for it
-    update_stats: Mapping[str, float] = {}  # of the latest update: means that SB3's logger does not get
+    update_stats: Mapping[str, float] = {}  # means over the latest update that SB3's logger does not get
     # classes of replay buffers -> those that this algorithm needs in their place, which hold more of each transition
     replay_buffers: Mapping[type[Any], Any] = {}
 

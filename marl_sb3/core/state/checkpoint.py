@@ -145,7 +145,7 @@ class TensorFile:
     """Tensors in a file of their own, which is untrusted.
 
     Args:
-        name: of the file, without suffix, for messages.
+        name: that of the file, without suffix, for messages.
         arrays: the tensors by name; `LazyTensors` if a store has read them.
     """
 

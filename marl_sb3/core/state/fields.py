@@ -68,11 +68,12 @@ def in_order(setters: Sequence[Callable[[], object]]) -> Commit:
 class Field(NamedTuple):
     """One entry of the state of an object, its owner."""
 
-    get: Callable[[Any], Any]  # returns the entry, as plain data or arrays, of an owner
-    # Checks the saved entry, given the owner, the reader of its state, which is a `SavedPart` if the owner is a part,
-    # and the entry's name; returns what `put` takes.
+    get: Callable[[Any], Any]  # returns the entry of an owner, as plain data or arrays
+    # Takes the owner, the reader of its saved state, a `SavedPart` if the owner is a part, and the name of the entry.
+    # It checks the saved entry, and returns what `put` takes.
     read: Callable[[Any, Any, str], Any]
-    # Sets what `read` returned; None: that is a function that does so, or None.
+    # Takes the owner and what `read` has returned, and sets the entry. Without `put`, `read` returns a function that
+    # sets the entry, or None if there is nothing to set.
     put: Callable[[Any, Any], None] | None = None
 
 

@@ -50,7 +50,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
             or policies named as the agents. A function of agent and episode, or an `Assignment`, chooses anew in each.
         policies_to_train: ids, or a function of the id; the other policies act and keep their weights. None: all.
         n_steps: env steps of each env in an iteration, and in a rollout of each PPO policy without its own `n_steps`.
-            None: as in the specs of the policies, or SB3's default.
+            None: what the specs of the policies say, or SB3's default.
         seed: seed of weights, actions, minibatches and envs; None: not seeded.
         device: `cpu`, `cuda`, `cuda:N`, or `auto`: CUDA, if there is any, for convolutions and wide layers (512).
         stats_window_size: number of finished episodes that the metrics of episodes run over.
@@ -338,7 +338,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
             path: the folder that `save` wrote, a run folder, a checkpoint of a run, or a folder of runs for its newest.
             env: envs like those of the training, as many for an exact continuation; or an id or factory of one env.
             policies: policy id -> spec; needed if a spec has classes or functions, which a checkpoint cannot hold.
-            checkpoint: of a run folder: `latest`, `best` or the number of an iteration.
+            checkpoint: which one of a run folder: `latest`, `best` or the number of an iteration.
             settings: further arguments of the constructor, in place of those in the checkpoint: hyperparameters, for
                 all policies, or `update_path`. A checkpoint does not hold `device`, `n_parallel_updates`, `verbose` and
                 `tensorboard_log`, nor a `policy_mapping_fn` that was an `Assignment`.

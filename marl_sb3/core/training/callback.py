@@ -207,7 +207,7 @@ class CallbackStates:
         """Start a training with this callback, and give it the state that was loaded before.
 
         Args:
-            watchers: of the training, by their names at the door; those of callbacks end with a number.
+            watchers: those of the training, by their names at the door; the names of callbacks end with a number.
 
         Raises:
             ConfigError: a checkpoint cannot hold the state of a callback.
@@ -241,7 +241,7 @@ class CallbackStates:
         return name in self.get_state()
 
     def get_state(self) -> State:
-        """See `Part.get_state`: number of calls and state of each callback; None if a checkpoint cannot hold it."""
+        """Return the number of calls and the state of each callback, or None for a state that no checkpoint can hold."""
         if self._waiting is not None:
             return self._waiting
         named = {} if self.callback is None else _by_name(self.callback)
@@ -249,7 +249,7 @@ class CallbackStates:
         return states | {name: {"n_calls": 0, "own": each.get_state()} for name, each in self._watchers.items()}
 
     def read_state(self, saved: StateReader) -> Callable[[], None]:
-        """See `Part.read_state`; callbacks check their own states when the next training starts."""
+        """Check that each state has its form; callbacks check their own states when the next training starts."""
         waiting = {}
         for name in saved.names():
             entry = saved.fields(name)

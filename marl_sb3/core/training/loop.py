@@ -56,7 +56,7 @@ class Counters(Stateful):
         self.agent_steps: Array = np.zeros(self._num_agents, dtype=np.int64)  # (A,) actions of each agent
         self.env_steps = 0  # over all envs
         self.iteration = self.episodes = 0  # that are done
-        self.time_s = 0.0  # of rollouts and updates
+        self.time_s = 0.0  # seconds that rollouts and updates took
         self.planned_env_steps: int | None = None  # at the planned end; None before `learn` was called
         self.begin_iteration()
 
@@ -106,7 +106,7 @@ class TrainingLoop:
     Args:
         model: what callbacks get as `self` among their `locals`.
         runner: takes the steps.
-        learners: of all policies.
+        learners: those of all policies.
         counters: are kept up to date.
         n_steps: env steps of each env in an iteration.
         at_once: number of updates that run in parallel, if possible.
@@ -127,7 +127,7 @@ class TrainingLoop:
         self.n_steps, self._at_once = n_steps, at_once
         self._slowest = max(self._trained, key=lambda learner: learner.pace.rollout_steps or 0, default=None)
         self._steps_of_envs: Array | None = None
-        self.watchers: Mapping[str, TrainingWatcher] = {}  # of the training, by their names at the door
+        self.watchers: Mapping[str, TrainingWatcher] = {}  # those of the training, by their names at the door
         self._update_hooks: Sequence[TrainingCallback] = ()
         self._restart_hooks: Sequence[TrainingCallback] = ()
 

@@ -134,7 +134,7 @@ def set_up(
 
     Args:
         progress_remaining: from 1 at the start of training to 0 at its end, for schedules.
-        experience: of the `Execution` of the envs.
+        experience: that of the `Execution` of the envs.
 
     Raises:
         ConfigError: an argument is wrong, or a policy could not be saved.
@@ -221,7 +221,7 @@ class TrainingParts:
         """Restore all parts from a checkpoint. If a part does not accept its state, nothing is changed.
 
         Args:
-            checkpoint: of a training with the same `Setup`.
+            checkpoint: that of a training with the same `Setup`.
             seed: the run seed, for envs that begin new episodes.
 
         Returns:

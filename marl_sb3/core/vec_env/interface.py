@@ -280,7 +280,7 @@ class InProcessVecEnv(MultiAgentVecEnv):
     """A vec env that steps its envs in this process: `recv` does the work."""
 
     _actions: Sequence[Array]
-    settings: Sequence[EnvSettings]  # of each env
+    settings: Sequence[EnvSettings]  # one for each env
     _closed = False
 
     def step(self, actions: Sequence[Array]) -> VecStep:

@@ -92,7 +92,7 @@ def make_vec_env(
             None: the env alone ends its episodes.
         n_workers: number of processes that step the envs, with the same results; 0: this process steps them; `auto`:
             one for each core.
-        worker_timeout_s: with workers, the seconds that a call of an env may take before its worker is replaced.
+        worker_timeout_s: the seconds that a call of an env in a worker may take before the worker is replaced.
         max_worker_restarts: how often in a row a worker is replaced that does not complete a step; after that,
             `EnvRaisedError` is raised.
         env_state: whether each step has the `state()` of the envs, as `VecStep.env_state`, for critics that see

@@ -80,7 +80,7 @@ class EnvSlot:
     Args:
         env: the env, as its factory made it.
         view: its agents and spaces as policies see them.
-        index: of the env, from which the seeds of its episodes are derived.
+        index: the env's index, from which the seeds of its episodes are derived.
         layout: the places of the agents in the arrays of the vec env.
         row: index of the env in the arrays; those of a worker hold a part of all envs.
 

@@ -26,7 +26,7 @@ class EnvSettings:
 
     Args:
         configure: the env's own method; None if it has none.
-        kind: of the env, for messages.
+        kind: the class of the env, for messages.
         first: arguments of the method before the settings.
         set_task: the env's own method, which takes the setting `task`; None if it has none.
     """
@@ -140,7 +140,9 @@ def read_settings(state: StateReader, num_envs: int) -> list[State]:
     return [{part: {key: own.value(key) for key in own.names()} for part, own in each.items()} for each in parts]
 
 
-MAX_BYTES = 2**26  # of all logs in a checkpoint; logs that do not fit are left out, and their envs begin new episodes
+MAX_BYTES = (
+    2**26
+)  # the most that all logs in a checkpoint take; logs that do not fit are left out, and their envs begin new episodes
 
 
 class ActionLog:
@@ -190,7 +192,7 @@ def require_possible(array: Array, space: spaces.Space[Any], where: str) -> None
     Zeros, which fill the places of inactive agents, are accepted. Bounds of a Box are checked up to rounding.
     """
     low: Any = 0
-    high: Any = 1  # of a MultiBinary
+    high: Any = 1  # that of a MultiBinary
     if isinstance(space, spaces.Box):
         low, high = space.low, space.high
     elif isinstance(space, spaces.Discrete):
@@ -208,13 +210,15 @@ def require_categories(array: Array, space: spaces.Space[Any], where: str) -> No
 
     Args:
         array: (..., *space.shape), or with all axes of the space in one.
-        space: of the numbers.
+        space: in which the numbers are.
         where: the place of the array in a checkpoint, for the message.
 
     Raises:
         CheckpointError: a number is not in the space.
     """
-    own = getattr(space, "categories", None if isinstance(space, spaces.Box) else space)  # of actions of several parts
+    own = getattr(
+        space, "categories", None if isinstance(space, spaces.Box) else space
+    )  # actions of several parts have them
     if own is not None:
         require_possible(array.reshape(-1, *(space.shape or ())), own, where)
 

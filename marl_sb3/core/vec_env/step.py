@@ -115,7 +115,7 @@ NO_FINAL_OBSERVATIONS = FinalObservations({})
 class ChosenAction(NamedTuple):
     """An action that a client has chosen for its agent, instead of the policy in this process."""
 
-    action: Any  # as the env takes it
+    action: Any  # what the env takes
     log_prob: float | None = None  # its log-probability under the policy that the client chose it with; None: not known
 
 
