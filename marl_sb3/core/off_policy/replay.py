@@ -313,9 +313,7 @@ class OpenTransitions(Stateful):
         self._observation_space = observation_space
         self._action_space = action_space
         self._observations = zeros(observation_space, (num_rows,))
-        dtype = (
-            np.float32 if action_space.dtype == np.float64 else action_space.dtype
-        )  # SB3's replay buffers have it, too
+        dtype = np.float32 if action_space.dtype == np.float64 else action_space.dtype  # SB3's buffers do so, too
         self._actions = np.zeros((num_rows, *(action_space.shape or ())), dtype=dtype)
 
     @override

@@ -172,11 +172,7 @@ class RescaleActions:
             words = f"rescale_actions: the action space is {space}; accepted: a Box with finite bounds"
             raise ConfigError(words, key="rescale_actions")
         assert space.dtype is not None
-        self.low, self.high, self._dtype = (
-            space.low,
-            space.high,
-            space.dtype,
-        )  # the bounds and the dtype of the env's actions
+        self.low, self.high, self._dtype = space.low, space.high, space.dtype  # those of the env's actions
         self.space = spaces.Box(-1, 1, space.shape, space.dtype.type)  # in which the policy acts
 
     def __call__(self, actions: Array) -> Array:
@@ -224,9 +220,7 @@ class Processing:
         self.settings, self.agents = settings, policy.agents
         self.env_observation_space = observation_space
         self.observation_space = observation_space  # the space of processed observations
-        self.processors: dict[
-            str, ObservationProcessor
-        ] = {}  # those of each setting, in the order in which they are applied
+        self.processors: dict[str, ObservationProcessor] = {}  # by setting, in the order in which they are applied
         changed = settings.changed()
         try:
             self.rescale = RescaleActions(policy.action_space) if settings.rescale_actions else None

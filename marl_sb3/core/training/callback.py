@@ -241,7 +241,7 @@ class CallbackStates:
         return name in self.get_state()
 
     def get_state(self) -> State:
-        """Return the number of calls and the state of each callback, or None for a state that no checkpoint can hold."""
+        """Return the number of calls of each callback, and its state; None where no checkpoint can hold that."""
         if self._waiting is not None:
             return self._waiting
         named = {} if self.callback is None else _by_name(self.callback)

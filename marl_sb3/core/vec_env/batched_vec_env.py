@@ -89,9 +89,8 @@ class BatchedVecEnv(InProcessVecEnv):
         kind = type(env).__name__
         self.settings = [EnvSettings(configure, kind, [index], set_task=set_task) for index in self._all_envs]
         self.choices: list[Any] = [choices_of(group.action_space) for group in self.groups]
-        self._splits = [
-            getattr(group.action_space, "split", None) for group in self.groups
-        ]  # they take actions of several parts apart
+        # Functions that take actions of several parts apart; None for a group whose actions have one part.
+        self._splits = [getattr(group.action_space, "split", None) for group in self.groups]
         self.masked: bool | None = None  # None: not known before the first reset
         self._no_masks: ActionMasks = (None,) * len(self.groups)
 
