@@ -6,18 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import numpy as np
-
 from marl_sb3.core.acting import Acted, ActingWatcher, Actor, Observed
 from marl_sb3.core.state import Stateful
 from marl_sb3.core.vec_env import VecStep
-from marl_sb3.types import Array, BoolArray
+from marl_sb3.types import BoolArray
 
 if TYPE_CHECKING:
-    from marl_sb3.core.off_policy import HeldTransitions, ReplayExperience
-    from marl_sb3.core.on_policy import RolloutExperience, RolloutNotes
-
-NEVER = np.iinfo(np.int64).max  # number of an env step that is not needed
+    from marl_sb3.core.off_policy import ReplayExperience, Transitions
+    from marl_sb3.core.on_policy import RolloutExperience
 
 
 @runtime_checkable
@@ -38,18 +34,41 @@ class ExperienceHook(Protocol):
 
 
 class Rewriter(ActingWatcher, Protocol):
-    """Shows what policies experience to an `ExperienceHook`; it sees every step of the envs before."""
+    """Shows what policies experience to an `ExperienceHook`; it sees every step of the envs before the policies do."""
 
     hook: Any  # it may be replaced
 
-    def of_rollouts(self, experience: RolloutExperience) -> RolloutNotes:
-        """Return what notes the transitions in the rollouts of a policy from now on, and shows them."""
+    def add(self, experience: Experience) -> None:
+        """Note what is experienced from now on; of running episodes, the hook does not see what was recorded before."""
 
-    def of_replay(self, experience: ReplayExperience) -> HeldTransitions:
-        """Return what holds the transitions of a policy with a replay buffer back from now on, and shows them."""
+    def release(self, experience: Experience) -> None:
+        """Record all that is held as it is: there is no hook any more."""
 
-    def forget(self, needed: Array) -> None:
-        """Forget the env steps before these, (E,) numbers, of which nothing will be shown any more."""
+    def begin_rollout(self, experience: Experience, carried: BoolArray | None) -> None:
+        """Note that a rollout begins, with the open transitions of some rows, (rows,) bool; None: without any."""
+
+    def rewrite(self, experience: RolloutExperience, ended: BoolArray) -> BoolArray:
+        """Show a complete rollout to the hook, before returns are computed.
+
+        Args:
+            ended: (rows,) bool; where the last transition ended the agent's episode.
+
+        Returns:
+            (rows,) bool; the rows whose return does not go on after the rollout: where the last transition ended an
+            episode, or was dropped.
+        """
+
+    def hold(self, experience: ReplayExperience, transitions: Transitions) -> None:
+        """Take transitions that are over, and record them sooner or later."""
+
+    def give_up(self, experience: Experience, rows: BoolArray) -> None:
+        """Called before the open transitions of these rows, (rows,) bool, are given up."""
+
+    def forget(self) -> None:
+        """Forget the env steps of which nothing will be shown any more."""
+
+    def holds_steps(self) -> bool:
+        """Whether there are env steps that the hook has yet to see."""
 
 
 class LearnedExperience(Stateful, ABC):
@@ -81,6 +100,8 @@ class Experience(LearnedExperience):
         actor: acts for the rows of the policy.
     """
 
+    rewriter: Rewriter | None = None  # shows it to a hook; None: there is none
+
     def __init__(self, actor: Actor) -> None:
         self.actor = actor
         self.algorithm: Any = actor.policy.algorithm
@@ -105,13 +126,10 @@ class Experience(LearnedExperience):
     def complete(self, step: VecStep) -> None:
         """Complete the rollout after its last step."""
 
-    @abstractmethod
     def show_to(self, rewriter: Rewriter | None) -> None:
-        """Show what will be complete to a hook from now on; None: there is none any more.
-
-        Of what has already been recorded of running episodes, the hook does not see anything.
-        """
-
-    def held_from(self) -> Array:
-        """Return the (rows,) numbers of the first env steps that a hook has yet to see; `NEVER`: it has seen all."""
-        return np.full(self.actor.rows.num_rows, NEVER)
+        """Show what will be complete to a hook from now on; None: there is none any more."""
+        if self.rewriter is not None:
+            self.rewriter.release(self)
+        self.rewriter = rewriter
+        if rewriter is not None:
+            rewriter.add(self)

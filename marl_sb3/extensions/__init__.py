@@ -37,5 +37,5 @@ VECTORIZERS.add("n_workers", "marl_sb3.extensions.remote.workers.vec_env:Workers
 VECTORIZERS.add("steps_apart", "marl_sb3.envs.external_vec_env:for_clients")
 VIEWS.add("terminal", "marl_sb3.extensions.display.progress:standard_view")
 WATCHERS.add("episodes", "marl_sb3.extensions.hooks.episodes:episode_hooks")
-WATCHERS.add("trajectories", "marl_sb3.extensions.hooks.trajectories:trajectory_hooks")
+WATCHERS.add("trajectories", "marl_sb3.extensions.hooks.rewriting:trajectory_hooks")
 WATCHERS.add("central_critic", "marl_sb3.extensions.central.part:watch_envs")

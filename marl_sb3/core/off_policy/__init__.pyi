@@ -8,7 +8,6 @@ from .per_row_replay import HindsightBuffer as HindsightBuffer
 from .per_row_replay import NStepBuffer as NStepBuffer
 from .per_row_replay import NStepDictBuffer as NStepDictBuffer
 from .per_row_replay import PerRowReplay as PerRowReplay
-from .replay import HeldTransitions as HeldTransitions
 from .replay import ReplayExperience as ReplayExperience
 from .replay import TransitionBuffer as TransitionBuffer
 from .replay import TransitionDictReplayBuffer as TransitionDictReplayBuffer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from marl_sb3.core.acting import Acted, Actor, Observed
 from marl_sb3.core.envs import MASK
-from marl_sb3.core.experience import Experience, Rewriter
+from marl_sb3.core.experience import Experience
 from marl_sb3.core.sb3 import after_step, set_progress_remaining
 from marl_sb3.core.state import (
     MAX_COUNT,
@@ -350,25 +350,6 @@ def index_of(rows: BoolArray) -> Any:
     return slice(None) if np.count_nonzero(rows) == len(rows) else rows
 
 
-class HeldTransitions(Protocol):
-    """Transitions that are over and that a hook is to see before they are recorded."""
-
-    def begin(self, acting: BoolArray) -> None:
-        """Called when these rows, (rows,) bool, have begun a transition."""
-
-    def add(self, transitions: Transitions, truncated: BoolArray) -> None:
-        """Take transitions that are over, and record them sooner or later; (rows,) bool: agents that were truncated."""
-
-    def give_up(self, rows: BoolArray, are_open: BoolArray) -> None:
-        """Called before the open transitions of rows, (rows,) bool, are given up; (rows,) bool: those that have one."""
-
-    def release(self) -> None:
-        """Record all that is held as it is: there is no hook any more."""
-
-    def held_from(self) -> Array:
-        """See `Experience.held_from`."""
-
-
 class ReplayExperience(Experience):
     """See `Experience`; transitions that are over are added to `algorithm.replay_buffer`.
 
@@ -396,7 +377,6 @@ class ReplayExperience(Experience):
         self.episodes = self.agent_steps = 0
         self._progress_remaining = progress_remaining
         self._open = OpenTransitions(actor, stored)
-        self._held: HeldTransitions | None = None  # for a hook
         self._turns = 0  # steps of single envs that make up no step of all envs yet, if they are taken apart
         self._advanced = 0  # steps of all envs that the latest one has completed
 
@@ -419,8 +399,8 @@ class ReplayExperience(Experience):
 
     def give_up(self, rows: BoolArray) -> None:
         """See `Experience.give_up`; returns over several steps are given up too."""
-        if self._held is not None:
-            self._held.give_up(rows, self._open.rows)
+        if self.rewriter is not None:
+            self.rewriter.give_up(self, rows)
         self._open.rows = self._open.rows & ~rows
         self.break_returns(rows)
 
@@ -435,8 +415,6 @@ class ReplayExperience(Experience):
     @override
     def begin(self, acted: Acted) -> None:
         self._open.begin(acted)
-        if self._held is not None:
-            self._held.begin(acted.acting)
         number = int(np.count_nonzero(acted.acting))
         self.algorithm.num_timesteps += number
         self.agent_steps += number
@@ -468,20 +446,10 @@ class ReplayExperience(Experience):
         transitions = Transitions(
             seen, after, actions, rewards[chosen], ended[chosen], timeouts[chosen], places, masks, states
         )
-        if self._held is None:
+        if self.rewriter is None:
             self.record(transitions)
         else:
-            self._held.add(transitions, self.actor.rows.of_agents(step.truncated))
-
-    @override
-    def show_to(self, rewriter: Rewriter | None) -> None:
-        if rewriter is None and self._held is not None:
-            self._held.release()
-        self._held = None if rewriter is None else rewriter.of_replay(self)
-
-    @override
-    def held_from(self) -> Array:
-        return super().held_from() if self._held is None else self._held.held_from()
+            self.rewriter.hold(self, transitions)
 
     def record(self, transitions: Transitions) -> None:
         """Add transitions to the replay buffer."""

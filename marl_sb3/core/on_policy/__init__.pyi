@@ -4,7 +4,6 @@ from .on_policy import OnPolicyLearner as OnPolicyLearner
 from .rollout import MaskedDictRolloutBuffer as MaskedDictRolloutBuffer
 from .rollout import MaskedRolloutBuffer as MaskedRolloutBuffer
 from .rollout import RolloutExperience as RolloutExperience
-from .rollout import RolloutNotes as RolloutNotes
 from .rollout import flat_samples as flat_samples
 from .rollout import minibatch_starts as minibatch_starts
 from .sequences import ActionMaskDictRolloutBuffer as ActionMaskDictRolloutBuffer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch as th
@@ -12,7 +13,7 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from typing_extensions import override
 
 from marl_sb3.core.acting import Acted, Actor, Decision, Observed, PolicyInputs
-from marl_sb3.core.experience import Experience, Rewriter
+from marl_sb3.core.experience import Experience
 from marl_sb3.core.sb3 import trait
 from marl_sb3.core.state import Commit, Field, Fields, State, StateReader, in_order, integer
 from marl_sb3.core.vec_env import VecStep, map_arrays, pairs, require_categories, require_observed
@@ -22,42 +23,6 @@ if TYPE_CHECKING:  # the base class, to mypy, of a mixin for both buffers
     _Base = RolloutBuffer
 else:
     _Base = object
-
-
-class RolloutNotes(Protocol):
-    """What is noted of the transitions in a rollout while a hook is to see them; places are (lines, rows) of these."""
-
-    def reset(self) -> None:
-        """Called when the buffer is emptied."""
-
-    def begin(self, acting: BoolArray) -> None:
-        """Called when these rows, (rows,) bool, have opened a transition."""
-
-    def finish(self, observed: Observed) -> None:
-        """Called before the open transitions of agents that have ended are closed."""
-
-    def drop(self, dropped: tuple[Any, Any], before: tuple[Any, Any], value: Any) -> None:
-        """Called before the transition in front of a dropped one is bootstrapped with a value; one place each."""
-
-    def take_open(self, places: tuple[Array, Array]) -> None:
-        """Called before the open transitions of rows that wait leave the buffer; a place for each row."""
-
-    def put_open(self, rows: BoolArray) -> None:
-        """Called when these rows, (rows,) bool, have their open transitions in the first line of the next rollout."""
-
-    def rewrite(self, ended: BoolArray) -> BoolArray:
-        """Show a complete rollout to the hook, before returns are computed.
-
-        Args:
-            ended: (rows,) bool; where the last transition ended the agent's episode.
-
-        Returns:
-            (rows,) bool; the rows whose return does not go on after the rollout: where the last transition ended an
-            episode, or was dropped.
-        """
-
-    def held_from(self) -> Array:
-        """See `Experience.held_from`."""
 
 
 class TurnAwareRollout(_Base):
@@ -77,7 +42,6 @@ class TurnAwareRollout(_Base):
     # whether each env fills the columns of its rows from the first line on, so that a line holds different steps: for
     # envs that step at different times. The buffer is full when the rows of one env are.
     packs_rows: bool = False
-    notes: RolloutNotes | None = None  # of the transitions, while a hook is to see them
     # (buffer_size, n_envs) bool; True where a transition does not follow from the row's one before it, though no
     # episode starts: a hook has dropped those between. None: nowhere.
     breaks: BoolArray | None = None
@@ -95,8 +59,6 @@ class TurnAwareRollout(_Base):
         self._all_opened = False
         self._filled = np.zeros(self.n_envs, dtype=np.int64)
         self.breaks = None
-        if self.notes is not None:
-            self.notes.reset()
         if hasattr(self, "acted") and not self.generator_ready:
             self.pos, self.full = 0, False
             self.acted.fill(not self.packs_rows)
@@ -180,11 +142,6 @@ class TurnAwareRollout(_Base):
         rows = np.flatnonzero(self._open_at >= 0)
         self.rewards[self._open_at[rows], rows] += rewards[rows]
 
-    def open_places(self, rows: BoolArray) -> tuple[Array, Array]:
-        """Return the index of the open transitions of these rows, (n_envs,) bool, as far as they have one."""
-        columns = np.flatnonzero(rows & (self._open_at >= 0))
-        return self._open_at[columns], columns
-
     def end(self, ended: BoolArray) -> None:
         """Close the open transitions of these rows, (n_envs,) bool."""
         self._open_at[ended] = -1
@@ -200,10 +157,7 @@ class TurnAwareRollout(_Base):
             lost = self._open_at[row]
             before = np.flatnonzero(self.acted[:lost, row])
             if len(before) and not self.episode_starts[lost, row]:
-                place, value = (before[-1], row), self.gamma * self.values[lost, row]
-                if self.notes is not None:
-                    self.notes.drop((lost, row), place, value)
-                self.rewards[place] += value
+                self.rewards[before[-1], row] += self.gamma * self.values[lost, row]
             self.acted[lost, row] = False
             self._open_at[row] = -1
             self._all_opened = False
@@ -213,10 +167,7 @@ class TurnAwareRollout(_Base):
         rows = waiting & (self._open_at >= 0)
         if not rows.any():
             return None
-        places = np.where(rows, self._open_at, 0), np.arange(self.n_envs)
-        if self.notes is not None:
-            self.notes.take_open(places)
-        taken = CarriedTransitions(rows, *self._at(places))
+        taken = CarriedTransitions(rows, *self._at((np.where(rows, self._open_at, 0), np.arange(self.n_envs))))
         self.acted[self._open_at[rows], np.flatnonzero(rows)] = False
         return taken
 
@@ -229,8 +180,6 @@ class TurnAwareRollout(_Base):
             getattr(self, name)[0][rows] = array[rows]
         self.acted[0] |= rows
         self._open_at[rows] = 0
-        if self.notes is not None:
-            self.notes.put_open(rows)
         if self.packs_rows:
             self._fill(rows, np.maximum(self._filled[rows], 1))
 
@@ -435,6 +384,8 @@ class RolloutExperience(Experience):
 
     @override
     def give_up(self, rows: BoolArray) -> None:
+        if self.rewriter is not None:
+            self.rewriter.give_up(self, rows)
         if not self.buffer.generator_ready:
             self.buffer.break_off(rows)
         if self.carried is not None:
@@ -444,6 +395,8 @@ class RolloutExperience(Experience):
     def begin_rollout(self) -> None:
         self.buffer.reset()
         self.steps = 0
+        if self.rewriter is not None:
+            self.rewriter.begin_rollout(self, None if self.carried is None else self.carried.rows)
 
     @override
     def begin(self, acted: Acted) -> None:
@@ -452,8 +405,6 @@ class RolloutExperience(Experience):
         if self.carried is not None:
             buffer.put_open(self.carried)
             self.carried = None
-        if buffer.notes is not None:
-            buffer.notes.begin(acted.acting)
         self.algorithm.num_timesteps += int(np.count_nonzero(acted.acting))
         self.steps = buffer.pos
 
@@ -462,8 +413,6 @@ class RolloutExperience(Experience):
         buffer: TurnAwareRollout = self.algorithm.rollout_buffer
         buffer.add_rewards(observed.rewards)
         if np.count_nonzero(observed.ended):
-            if buffer.notes is not None:
-                buffer.notes.finish(observed)
             buffer.end(observed.ended)
 
     @override
@@ -482,18 +431,9 @@ class RolloutExperience(Experience):
         if self.carried is not None:
             values = np.where(self.carried.rows, self.carried.columns["values"], values)
             starts = np.where(self.carried.rows, self.carried.columns["episode_starts"] > 0, starts)
-        if self.buffer.notes is not None:
-            starts = self.buffer.notes.rewrite(starts)
+        if self.rewriter is not None:
+            starts = self.rewriter.rewrite(self, starts)
         trait(self.algorithm, "compute_returns")(last_values=th.as_tensor(values), dones=starts)
-
-    @override
-    def show_to(self, rewriter: Rewriter | None) -> None:
-        self.actor.processing.take_bootstrapped()  # that of a step before
-        self.buffer.notes = None if rewriter is None else rewriter.of_rollouts(self)
-
-    @override
-    def held_from(self) -> Array:
-        return super().held_from() if self.buffer.notes is None else self.buffer.notes.held_from()
 
     def recorded(self) -> dict[str, Any] | None:
         """Return the arrays of a complete rollout by name, with returns and advantages; None if it is not complete."""
@@ -505,4 +445,5 @@ class RolloutExperience(Experience):
         """Check the steps taken so far; returns a function that puts them into the emptied buffer."""
         steps = state.integer("steps")
         begun = [self.buffer.read_begun(state.fields(name), steps)] if self.is_under_way(steps) else []
-        return in_order([self.buffer.reset, *begun])
+        noted = [] if self.rewriter is None else [partial(self.rewriter.begin_rollout, self, None)]
+        return in_order([self.buffer.reset, *noted, *begun])

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from marl_sb3.core.acting import Acted, ActingWatcher, Actor
 from marl_sb3.core.config import built_in
-from marl_sb3.core.experience import NEVER, Experience, ExperienceHook, Rewriter
+from marl_sb3.core.experience import Experience, ExperienceHook, Rewriter
 from marl_sb3.core.mapping import zero_actions
 from marl_sb3.core.metrics import Episode, EpisodeTracker
 from marl_sb3.core.state import Part, SavedPart, State, is_plain
@@ -211,15 +211,7 @@ class LocalRunner(Runner):
             if experience is not None and experience.due_in() == 0:
                 experience.complete(self._seen_by(actor, step))
         if self._rewriter is not None:
-            self._rewriter.forget(self._held_from())
-
-    def _held_from(self) -> Array:
-        """Return the (E,) numbers of the first env steps that a hook has yet to see."""
-        first: Array = np.full(self.env.num_envs, NEVER)
-        for _, experience in self._pairs:
-            if experience is not None:
-                first = np.minimum(first, experience.held_from().reshape(len(first), -1).min(axis=1))
-        return first
+            self._rewriter.forget()
 
     def _step(self, step: VecStep) -> VecStep:
         """Take the step after `step` in every env. If that fails, nobody knows where the envs are."""
@@ -338,7 +330,7 @@ class LocalRunner(Runner):
         """See `Part.get_state`: the envs in the middle of their episodes, or the reason why these are left out."""
         if self._latest is None:
             return {"running": None, "left_out": "a step of the envs failed" if self._failed else None}
-        if self._rewriter is not None and self._held_from().min() < NEVER:
+        if self._rewriter is not None and self._rewriter.holds_steps():
             return {"running": None, "left_out": self.leave_out("on_trajectory has yet to see the running episodes")}
         running, why = self.episodes_to_save(self.env.get_state())
         return {"running": running, "left_out": why}

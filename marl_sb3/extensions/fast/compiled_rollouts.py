@@ -123,7 +123,7 @@ def _why_not(actor: Actor, experience: Experience | None, masked: bool) -> str |
         return _OF_ALGORITHM[1]
     buffer: Any = experience.buffer
     is_known = type(buffer) is _buffer_class(policy.takes_masks)
-    if not is_known or "more_columns" in vars(buffer) or buffer.notes is not None:
+    if not is_known or "more_columns" in vars(buffer) or experience.rewriter is not None:
         return "more is kept of each step"
     dtype = buffer.observations.dtype
     wanted = np.float32 if isinstance(policy.algorithm.observation_space, spaces.Box) else np.int64

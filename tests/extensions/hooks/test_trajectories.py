@@ -31,10 +31,8 @@ from turn_env import TurnEnv, turn_env_plans
 from turn_plans import env_plans
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, Trajectory, make_vec_env
-from marl_sb3.core.on_policy.rollout import TurnAwareRollout
 from marl_sb3.envs import EpisodeRefusedError, StepReport
-from marl_sb3.extensions.hooks.experience import HeldEpisodes, NotedRollouts
-from marl_sb3.extensions.hooks.trajectories import TrajectoryRewriter, _EnvSteps
+from marl_sb3.extensions.hooks.rewriting import TrajectoryRewriter, _EnvSteps
 
 GAMMA, LAMBDA, VALUE = 0.7, 0.6, 2.5
 NET = {"net_arch": []}
@@ -700,23 +698,21 @@ def test_many_trajectories_are_those_of_the_envs(name: str) -> None:
 # Function, what its source says, and a mistake instead.
 FAULTS: Mapping[str, tuple[Any, str, str]] = {
     "until the next rollout": (
-        NotedRollouts.rewrite, "self.end[last] if self.end[last] >= 0 else next_steps[row]", "next_steps[row]"
+        TrajectoryRewriter._rewrite, "turns[-1].end if turns[-1].end >= 0 else next_step", "next_step"
     ),
-    "bootstrap shown": (NotedRollouts.paid_in, "return apart", "return rewards"),
-    "bootstrap dropped": (NotedRollouts._write_back, "rewards + bootstrap)", "rewards)"),
-    "no value of what is dropped": (NotedRollouts._write_back, "np.float32(buffer.gamma) *", "0 *"),
-    "returns run over gaps": (NotedRollouts._write_back, "~keep[:-1]], row] = True", "~keep[:-1]], row] = False"),
-    "returns run on after a dropped end": (NotedRollouts.rewrite, "stops[row] = True", "pass"),
-    "line of the latest step": (
-        NotedRollouts.begin, "self.began[places]", "self.began[self._experience.buffer.pos - 1, places[1]]"
+    "bootstrap shown": (TrajectoryRewriter._rewrite, "rewards=paid.copy()", "rewards=buffer.rewards[places]"),
+    "bootstrap dropped": (TrajectoryRewriter._rewrite, "rewards + bootstrap)", "rewards)"),
+    "no value of what is dropped": (TrajectoryRewriter._rewrite, "np.float32(buffer.gamma) *", "0 *"),
+    "returns run over gaps": (TrajectoryRewriter._rewrite, "~keep[:-1]], row] = True", "~keep[:-1]], row] = False"),
+    "returns run on after a dropped end": (TrajectoryRewriter.rewrite, "stops[row] = True", "pass"),
+    "the first transitions are the known ones": (TrajectoryRewriter.rewrite, "len(lines) - len(own)", "0"),
+    "carried ones begin anew": (TrajectoryRewriter.begin_rollout, "turns[-1:] if", "[] if"),
+    "carried ones are forgotten": (TrajectoryRewriter.rewrite, "turns[-1:] if carried is not None and", "[] if 0 and"),
+    "gaps are joined": (TrajectoryRewriter._show_held, "experience.break_returns(of_row)", "pass"),
+    "terminated for truncated": (
+        TrajectoryRewriter.after_step, "rows.of_agents(step.truncated)", "rows.of_agents(step.terminated)"
     ),
-    "carried ones begin anew": (
-        NotedRollouts.put_open, "= self._carried[rows]", "= self.began[0].max(initial=0)"
-    ),
-    "carried ones are forgotten": (NotedRollouts.rewrite, "if carried is not None", "if False"),
-    "gaps are joined": (HeldEpisodes._show, "self._experience.break_returns(of_row)", "pass"),
-    "terminated for truncated": (NotedRollouts.finish, "observed.step.truncated", "observed.step.terminated"),
-    "ends are not noted": (NotedRollouts.finish, "[rows], True", "[rows], False"),
+    "ends are not noted": (TrajectoryRewriter.after_step, "= number, True", "= number, False"),
     "first info": (TrajectoryRewriter._infos, "infos[-1]", "infos[0]"),
     "others act on after their end": (TrajectoryRewriter.of_other, "next((n + 1 for", "next((end for"),
     "steps of all envs": (
@@ -725,11 +721,11 @@ FAULTS: Mapping[str, tuple[Any, str, str]] = {
     "actions of the latest step": (
         TrajectoryRewriter.before_step, "env.acted is None or step.to_act[index].any()", "True"
     ),
-    "given up, not shown": (HeldEpisodes.give_up, "if self._held:", "if False:"),
-    "bootstrap of what is given up shown": (TurnAwareRollout.break_off, "if self.notes is not None", "if False"),
+    "given up, not shown": (TrajectoryRewriter.give_up, "if noted.held[row]:", "if False:"),
+    "bootstrap of what is given up shown": (TrajectoryRewriter.give_up, "elif lost is not None and", "elif 0 and"),
     "forgotten too early": (_EnvSteps.forget, "< needed", "<= needed"),
-    "old observations": (HeldEpisodes._show, "own[:-1] = given[1:]", "pass"),
-    "truncated unknown": (HeldEpisodes._show, '"truncated": truncated', '"truncated": False'),
+    "old observations": (TrajectoryRewriter._show_held, "own[:-1] = given[1:]", "pass"),
+    "truncated unknown": (TrajectoryRewriter.shown, "truncated=turns[-1].truncated", "truncated=False"),
 }  # fmt: skip
 
 
