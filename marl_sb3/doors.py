@@ -16,16 +16,13 @@ if TYPE_CHECKING:
 
     import numpy as np
     from pettingzoo import ParallelEnv
-    from stable_baselines3.common.base_class import BaseAlgorithm
     from stable_baselines3.common.callbacks import BaseCallback
 
-    from marl_sb3.core.acting import PolicyByAgent
     from marl_sb3.core.config import AlgorithmTable, PolicySection
     from marl_sb3.core.experience import ExperienceHook, LearnedExperience
     from marl_sb3.core.learners import Learner, PolicySpec
     from marl_sb3.core.mapping import PolicyMapping
     from marl_sb3.core.metrics import EpisodeTracker, Result
-    from marl_sb3.core.processing import Processing
     from marl_sb3.core.sb3 import Progress
     from marl_sb3.core.state import Checkpoint, State, StateReader, Tensors
     from marl_sb3.core.training import LocalRunner, MultiAgentAlgorithm, Runner, Setup, TrainingWatcher
@@ -233,30 +230,6 @@ class Store(Protocol):
 STORES: Door[Store] = Door("store of checkpoints")
 
 
-class PolicyFiles(Protocol):
-    """Files of single policies for those who do not have marl_sb3; see `AlgorithmTable`."""
-
-    def require_writable(self, algorithm: BaseAlgorithm) -> None:
-        """Check before a training that the policy could be written after it.
-
-        Raises:
-            CheckpointError: it could not; the message names the attribute of the algorithm.
-        """
-
-    def write(self, policies: PolicyByAgent, folder: Path) -> dict[PolicyID, Path]:
-        """Write the policies with their processing into a folder, and return their files; see `files.file_names`."""
-
-    def unpickle_statistics(self, processing: Processing, path: Path) -> None:
-        """Take over the running statistics of a `VecNormalize` that SB3 saved.
-
-        This unpickles the file, which may run any code: it is called only where the user asks for it by name.
-
-        Raises:
-            ConfigError: the file cannot be read, is no `VecNormalize`, or does not fit the processing; nothing is
-                changed.
-        """
-
-
 # --- Where policies act and learn -------------------------------------------------------------------------------------
 
 
@@ -276,6 +249,7 @@ class ExperienceMaker(Protocol):
 
     def prepare_copy(self, algorithm: Any) -> None:
         """Set what an SB3 algorithm with a replay buffer needs to act as a copy, where `learns_here` is False."""
+        return None
 
 
 class Execution(Protocol):
@@ -345,17 +319,8 @@ class Assignment(Protocol):
 class AssignedRunnerMaker(Protocol):
     """Makes the runner of envs that a process steps, where an `Assignment` varies who plays."""
 
-    def __call__(
-        self,
-        mapping: PolicyMapping,
-        env: MultiAgentVecEnv,
-        policies: Mapping[PolicyID, Any],
-        tracker: EpisodeTracker,
-        *,
-        warns: bool,
-        first_env: int,
-    ) -> LocalRunner:
-        """Return the runner; `core.training.local_runner` describes the arguments."""
+    def __call__(self, mapping: PolicyMapping, *arguments: Any, **settings: Any) -> LocalRunner:
+        """Return the runner; the arguments are those of `core.training.local_runner`."""
 
     def read_mapping(self, mapping: Any, policy_ids: Sequence[PolicyID], groups: Sequence[AgentGroup]) -> Any:
         """Return an `Assignment` for a `policy_mapping_fn` of a form of its own, and anything else as it is."""

@@ -6,14 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from marl_sb3.core.acting import Acted, ActingWatcher, Actor, Observed
+from marl_sb3.core.acting import Acted, Actor, Observed
 from marl_sb3.core.state import Stateful
 from marl_sb3.core.vec_env import VecStep
 from marl_sb3.types import BoolArray
 
 if TYPE_CHECKING:
-    from marl_sb3.core.off_policy import ReplayExperience, Transitions
-    from marl_sb3.core.on_policy import RolloutExperience
+    from marl_sb3.extensions.hooks.rewriting import TrajectoryRewriter
 
 
 @runtime_checkable
@@ -23,52 +22,14 @@ class ExperienceHook(Protocol):
     It is pickled where the envs are stepped in shards, and sent to these.
     """
 
-    def rewriter(self, actors: Sequence[Actor], *, first_env: int, first_step: int) -> Rewriter:
+    def rewriter(self, actors: Sequence[Actor], *, first_env: int, first_step: int) -> TrajectoryRewriter:
         """Return what shows the experience of these actors to the hook.
 
         Args:
-            actors: of all policies.
+            actors: those of all policies.
             first_env: index of the first env among those of all shards.
             first_step: number of the next step of each env, counted for each env from the start of the training.
         """
-
-
-class Rewriter(ActingWatcher, Protocol):
-    """Shows what policies experience to an `ExperienceHook`; it sees every step of the envs before the policies do."""
-
-    hook: Any  # it may be replaced
-
-    def add(self, experience: Experience) -> None:
-        """Note what is experienced from now on; of running episodes, the hook does not see what was recorded before."""
-
-    def release(self, experience: Experience) -> None:
-        """Record all that is held as it is: there is no hook any more."""
-
-    def begin_rollout(self, experience: Experience, carried: BoolArray | None) -> None:
-        """Note that a rollout begins, with the open transitions of some rows, (rows,) bool; None: without any."""
-
-    def rewrite(self, experience: RolloutExperience, ended: BoolArray) -> BoolArray:
-        """Show a complete rollout to the hook, before returns are computed.
-
-        Args:
-            ended: (rows,) bool; where the last transition ended the agent's episode.
-
-        Returns:
-            (rows,) bool; the rows whose return does not go on after the rollout: where the last transition ended an
-            episode, or was dropped.
-        """
-
-    def hold(self, experience: ReplayExperience, transitions: Transitions) -> None:
-        """Take transitions that are over, and record them sooner or later."""
-
-    def give_up(self, experience: Experience, rows: BoolArray) -> None:
-        """Called before the open transitions of these rows, (rows,) bool, are given up."""
-
-    def forget(self) -> None:
-        """Forget the env steps of which nothing will be shown any more."""
-
-    def holds_steps(self) -> bool:
-        """Whether there are env steps that the hook has yet to see."""
 
 
 class LearnedExperience(Stateful, ABC):
@@ -100,7 +61,7 @@ class Experience(LearnedExperience):
         actor: acts for the rows of the policy.
     """
 
-    rewriter: Rewriter | None = None  # shows it to a hook; None: there is none
+    rewriter: TrajectoryRewriter | None = None  # shows it to a hook; None: there is none
 
     def __init__(self, actor: Actor) -> None:
         self.actor = actor
@@ -126,7 +87,7 @@ class Experience(LearnedExperience):
     def complete(self, step: VecStep) -> None:
         """Complete the rollout after its last step."""
 
-    def show_to(self, rewriter: Rewriter | None) -> None:
+    def show_to(self, rewriter: TrajectoryRewriter | None) -> None:
         """Show what will be complete to a hook from now on; None: there is none any more."""
         if self.rewriter is not None:
             self.rewriter.release(self)

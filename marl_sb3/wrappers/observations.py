@@ -76,7 +76,7 @@ def flat_space(space: spaces.Space[Any]) -> spaces.Dict:
     """
     parts: dict[str, spaces.Space[Any]] = {}
     for path, part in _leaves(space):
-        name = _name_of_part(path)
+        name = "/".join(map(str, path))
         if name in parts:
             raise ConfigError(f"two parts of the observation space would be called {name!r}: {space}", key="env")
         parts[name] = part
@@ -94,13 +94,9 @@ def _leaves(
         yield above, space
 
 
-def _name_of_part(path: tuple[Any, ...]) -> str:
-    return "/".join(map(str, path))
-
-
 def flat_observation(space: spaces.Space[Any], observation: Any) -> dict[str, Any]:
     """The parts of an observation of a nested space, by the names that `flat_space` gives them; nothing is copied."""
-    return {_name_of_part(path): reduce(getitem, path, observation) for path, _ in _leaves(space)}
+    return {"/".join(map(str, path)): reduce(getitem, path, observation) for path, _ in _leaves(space)}
 
 
 def named_parts(observation: Any) -> dict[str, Any]:

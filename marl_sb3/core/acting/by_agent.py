@@ -380,8 +380,7 @@ class PolicyByAgent:
         if not self.processing[policy_id].statistics:
             words = "accepted: a policy with normalize_observations or normalize_rewards"
             raise ConfigError(f"policy {policy_id!r} normalises nothing; {words}", key="policies")
-        first, *_ = policy_files()
-        first.unpickle_statistics(self.processing[policy_id], Path(path))
+        policy_files()[0].unpickle_statistics(self.processing[policy_id], Path(path))
 
     def _require_policies(self, policy_ids: Iterable[PolicyID], where: str = "") -> None:
         for policy_id in policy_ids:
@@ -407,8 +406,7 @@ class PolicyByAgent:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        first, *_ = policy_files()
-        return first.write(self, folder)
+        return policy_files()[0].write(self, folder)  # type: ignore[no-any-return]
 
 
 def _network(algorithm: BaseAlgorithm) -> dict[str, str | None]:

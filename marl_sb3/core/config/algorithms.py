@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, cast
 from msgspec import Meta
 
 from marl_sb3.core.config.values import FiniteFloat, takes_integers_only
-from marl_sb3.doors import ALGORITHM_TABLES, PolicyFiles, counterpart, imported
+from marl_sb3.doors import ALGORITHM_TABLES, counterpart, imported
 from marl_sb3.errors import ConfigError, require_known, shown
 
 # --- Schedules -------------------------------------------------------------------------------------------------------
@@ -149,7 +149,8 @@ class AlgorithmTable(NamedTuple):
     # `to_env` turns into actions of the env, and `from_env` back, with the env's own space `of_env` and with
     # `refusal_of(algorithm)`. None: they do not act there.
     action_form: Callable[[Any], Any] | str | None = None
-    policy_files: PolicyFiles | str | None = None  # the files of single policies that `save_policies` writes
+    # The files of single policies for those who do not have marl_sb3, with the methods of `SB3Files`; or their place.
+    policy_files: Any = None
 
 
 class _Registry:
@@ -187,7 +188,7 @@ def action_form(space: Any) -> Any:
     return next((form for form in forms if form is not None), None)
 
 
-def policy_files() -> list[PolicyFiles]:
+def policy_files() -> list[Any]:
     """Return the kinds of files of single policies; the first one is what `save_policies` writes."""
     return [imported(table.policy_files) for table in ALGORITHM_TABLES if table.policy_files is not None]
 

@@ -86,20 +86,17 @@ def joined_metrics(of_updates: Sequence[Result]) -> Result:
 L = TypeVar("L", bound="Learner")
 
 
-class LocalExperience:
+class LocalExperience(ExperienceMaker):
     """The `ExperienceMaker` of a training in one process: the learner records what its own actor experiences."""
 
     acts_here = learns_here = True
 
+    @override
     def make(self, learner: Learner) -> Experience | None:
-        """See `ExperienceMaker.make`; a policy that is not trained records nothing."""
         return learner.make_experience() if learner.trained else None
 
-    def prepare_copy(self, algorithm: Any) -> None:
-        """See `ExperienceMaker.prepare_copy`: there are no copies."""
 
-
-LOCAL_EXPERIENCE: ExperienceMaker = LocalExperience()
+LOCAL_EXPERIENCE = LocalExperience()
 
 
 @dataclass(frozen=True)

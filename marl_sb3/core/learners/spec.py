@@ -170,7 +170,12 @@ class PolicySpec:
         resolve_hyperparameters(algorithm, values)  # checked before `cls` is called: a name could be `algorithm`
         for section, settings in policy_sections().items():
             if section in plain:  # checkpoints of some versions have none
-                values |= _read_section(plain.fields(section), settings.kinds())
+                saved, kinds = plain.fields(section), settings.kinds()
+                for name, value in saved.values().items():
+                    if name not in kinds:
+                        raise saved.error(name, value, f"settings of {', '.join(kinds)}")
+                    require(name, value, kinds[name])
+                    values[name] = value
         return cls(algorithm, plain.string("policy"), **values)
 
     def __repr__(self) -> str:
@@ -193,16 +198,6 @@ def _policy_of(info: AlgorithmInfo, algorithm: type[BaseAlgorithm], policy: str 
             accepted += f"; or algorithm={' or '.join(others)}, which has it (in commands and files, algo)"
         raise ConfigError(f"unknown policy {policy!r} of {algorithm.__name__}; accepted: {accepted}", key="policy")
     return alias
-
-
-def _read_section(given: StateReader, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a section."""
-    values = given.values()
-    for name, value in values.items():
-        if name not in kinds:
-            raise given.error(name, value, f"settings of {', '.join(kinds)}")
-        require(name, value, kinds[name])
-    return values
 
 
 def _check_network(network: StateReader, *, own_policy: bool) -> None:

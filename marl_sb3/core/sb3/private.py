@@ -196,12 +196,8 @@ def sees_steps(callback: Any) -> bool:
 
 def _only_returns_true(hook: Any) -> bool:
     """Whether it just returns True, as `_on_step` of many callbacks, which SB3 demands."""
-    code, true = getattr(hook, "__code__", None), _return_true.__code__
+    code, true = getattr(hook, "__code__", None), (lambda self: True).__code__
     return code is not None and code.co_code == true.co_code and code.co_consts[-1] is True
-
-
-def _return_true(self: Any) -> bool:
-    return True
 
 
 # --- Saving ----------------------------------------------------------------------------------------------------------

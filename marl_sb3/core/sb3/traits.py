@@ -23,7 +23,6 @@ class AlgorithmTraits:
     No algorithm has to be derived from this class, and those of stock SB3 have little of it.
     """
 
-    # --- Of some algorithms of SB3
     rollout_buffer: Any
     env: Any = None  # SB3's envs; an algorithm of the user's own may have none
     policy_aliases: Mapping[str, type[Any]] = {}  # classes of policies by name
@@ -31,8 +30,6 @@ class AlgorithmTraits:
     exploration_rate: float | None = None  # share of random actions; None: exploration is not measured so
     normalize_advantage: bool = False
     clip_range_vf: Any = None  # schedule; None: values are not clipped
-
-    # --- How it acts
     needs_masks: bool = True  # whether an algorithm whose `predict` takes action masks cannot act without them
     accepted_actions: tuple[type[spaces.Space[Any]], ...] | None = None  # None: Discrete for DQN and its kind, else Box
     takes_joined_actions: bool = False  # whether it acts in Tuple and Dict spaces; then it has `predict_arrays`, too
@@ -41,7 +38,6 @@ class AlgorithmTraits:
     def acting_kernels(self) -> Any:
         """Return what acts in rollouts by compiled code; None: PyTorch does."""
 
-    # --- How it learns
     learns_offline: bool = False  # whether it learns from recorded episodes by its own losses, and is not cloned
     update_path: str | None = None  # the way in which it computes updates; None: it has one way
     num_grad_updates: int | None = None  # optimizer steps since the object was made; None: they are counted for it

@@ -138,7 +138,7 @@ class TrainingLoop:
             ConfigError: a hook cannot run where the envs are stepped, or two would change the same experience.
         """
         env, runner = self._model.env, self._runner
-        made = {name: WATCHERS[name](self._model, callback) for name in WATCHERS.names()}
+        made: dict[str, Any] = {name: WATCHERS[name](self._model, callback) for name in WATCHERS.names()}
         changing = {name: each for name, each in made.items() if isinstance(each, ExperienceHook)}
         if len(changing) > 1:
             words = f"{' and '.join(changing)} would change the same experience; accepted: one of them"
@@ -148,9 +148,7 @@ class TrainingLoop:
         self._restart_hooks = with_hook(callback, "on_workers_restarted")
         for before in self.watchers.values():
             self._model.remove_watcher(before)
-        self.watchers = {
-            name: each for name, each in made.items() if each is not None and not isinstance(each, ExperienceHook)
-        }
+        self.watchers = {name: each for name, each in made.items() if each is not None and name not in changing}
         if runner.watchers is not None:
             runner.watchers.extend(self.watchers.values())
         for each in with_hook(callback, "on_envs_created"):

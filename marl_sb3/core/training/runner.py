@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from typing_extensions import override
 
 from marl_sb3.core.acting import Acted, ActingWatcher, Actor
 from marl_sb3.core.config import built_in
-from marl_sb3.core.experience import Experience, ExperienceHook, Rewriter
+from marl_sb3.core.experience import Experience, ExperienceHook
 from marl_sb3.core.mapping import zero_actions
 from marl_sb3.core.metrics import Episode, EpisodeTracker
 from marl_sb3.core.state import Part, SavedPart, State, is_plain
 from marl_sb3.core.vec_env import Health, MultiAgentVecEnv, VecStep
 from marl_sb3.types import Array, PolicyID
+
+if TYPE_CHECKING:
+    from marl_sb3.extensions.hooks.rewriting import TrajectoryRewriter
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +58,7 @@ class Runner(Part, Protocol):
         Raises:
             ConfigError: they cannot be started.
         """
+        return None
 
     def begin_rollouts(self) -> bool:
         """Begin new rollouts where the last one is complete or was broken off; return whether any began."""
@@ -160,7 +164,7 @@ class LocalRunner(Runner):
         self.env = env
         self.tracker = tracker
         self.watchers: list[ActingWatcher] = []
-        self._rewriter: Rewriter | None = None
+        self._rewriter: TrajectoryRewriter | None = None
         self._pairs: list[tuple[Actor, Experience | None]] = [
             (each.actor, each.experience) for each in policies.values()
         ]
@@ -174,15 +178,8 @@ class LocalRunner(Runner):
     def health(self) -> Health | None:
         return self.env.health
 
-    def start(self) -> None:
-        """See `Runner.start`: the vec env has started its workers, if it has any."""
-
     def begin_rollouts(self, anew: bool = False) -> bool:
-        """See `Runner.begin_rollouts`; if new episodes begin, so do all rollouts.
-
-        Args:
-            anew: begin all rollouts, whether or not the last ones are complete.
-        """
+        """Begin new rollouts: all of them, complete or not, with `anew` or where new episodes begin."""
         if self._latest is None:
             anew = True
             self._begin_episodes()
@@ -273,11 +270,7 @@ class LocalRunner(Runner):
 
     @override
     def show_experience(self, hook: ExperienceHook | None, first_step: int = 0, first_env: int = 0) -> None:
-        """See `Runner.show_experience`.
-
-        Args:
-            first_env: index of the first env among those of all shards.
-        """
+        """Show it to the hook; `first_env` is the index of the first env among those of all shards."""
         before = self._rewriter
         if before is not None and hook is not None:
             before.hook = hook

@@ -285,6 +285,7 @@ def constructor_arguments(
         words = "an Assignment has chosen the policies of episodes, which a checkpoint does not hold"
         raise ConfigError(f"{checkpoint.name}: {words}: pass `policy_mapping_fn`", key="policies")
     policy_of, n_steps = state.fields("policy_of"), state.integer("n_steps", 1)
+    saved_ids = state.fields("policies").names()
     read: dict[str, Any] = {"n_steps": n_steps}
     if "arguments" in state:  # older checkpoints have none
         saved = state.fields("arguments")
@@ -300,16 +301,14 @@ def constructor_arguments(
         words = "accepted: a PolicySpec by policy id; None: those of the checkpoint"
         raise ConfigError(f"policies is {policies!r}; {words}", key="policies")
     if isinstance(policies, Mapping):  # their files are numbered
-        policies = {each: policies[each] for each in (*state.fields("policies").names(), *policies) if each in policies}
+        policies = {each: policies[each] for each in (*saved_ids, *policies) if each in policies}
     specs = policies or policy_specs(specs_of_checkpoint(checkpoint), (), hyperparameters, num_envs, override=True)
     return {
         **read,
         "policies": specs,
         "policy_mapping_fn": {agent: policy_of.string(agent) for agent in policy_of.names()},
         "policies_to_train": _trained(state),
-        "evaluation_deterministic": read_deterministic(
-            state, "evaluation_deterministic", state.fields("policies").names()
-        ),
+        "evaluation_deterministic": read_deterministic(state, "evaluation_deterministic", saved_ids),
         **given,
         **(hyperparameters if policies else {}),
     }

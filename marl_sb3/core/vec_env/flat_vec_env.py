@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -146,5 +146,4 @@ class FlatVecEnv(VecEnv):
         return self.env.call("has_wrapper", self._env_indices(indices), wrapper_class)
 
     def _env_indices(self, indices: VecEnvIndices) -> list[int]:
-        rows: Iterable[int] = self._get_indices(indices)
-        return [row // self._agents_per_env for row in rows]
+        return [row // self._agents_per_env for row in self._get_indices(indices)]

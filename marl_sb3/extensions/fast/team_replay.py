@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import override
 
 from marl_sb3.core.acting import Acted, Observed
-from marl_sb3.core.experience import Experience, Rewriter
+from marl_sb3.core.experience import Experience
 from marl_sb3.core.learners import LearnerOptions, PolicySpec, stored_space
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.metrics import Result
@@ -243,7 +243,7 @@ class TeamExperience(ReplayExperience):
             raise ConfigError(f"policy {rows.policy_id!r}: {words}; accepted: sum, mean", key="team_reward")
 
     @override
-    def show_to(self, rewriter: Rewriter | None) -> None:
+    def show_to(self, rewriter: Any) -> None:
         if rewriter is not None:
             words = f"{type(self.algorithm).__name__} learns from whole teams, and on_trajectory sees single agents"
             where = f"policy {self.actor.rows.policy_id!r}"

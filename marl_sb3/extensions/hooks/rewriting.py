@@ -20,8 +20,8 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from typing_extensions import override
 
-from marl_sb3.core.acting import Acted, Actor, PolicyInputs
-from marl_sb3.core.experience import Experience, ExperienceHook, Rewriter
+from marl_sb3.core.acting import Acted, ActingWatcher, Actor, PolicyInputs
+from marl_sb3.core.experience import Experience, ExperienceHook
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.off_policy import ReplayExperience, Transitions, joined_transitions
 from marl_sb3.core.training import TrainingCallback, named_errors, with_hook
@@ -59,8 +59,8 @@ class TrajectoryHooks(ExperienceHook):
                 callback.on_trajectory(trajectory)
                 trajectory.require_fitting(before)
 
+    @override
     def rewriter(self, actors: Sequence[Actor], *, first_env: int, first_step: int) -> TrajectoryRewriter:
-        """See `ExperienceHook.rewriter`."""
         return TrajectoryRewriter(self, actors, first_env=first_env, first_step=first_step)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -149,7 +149,7 @@ class _Noted:
         self.turns[row], self.held[row] = [], []
 
 
-class TrajectoryRewriter(Rewriter):
+class TrajectoryRewriter(ActingWatcher):
     """Shows trajectories to a hook; an `ActingWatcher`, because trajectories tell what the other agents did.
 
     Args:
@@ -165,7 +165,8 @@ class TrajectoryRewriter(Rewriter):
     def __init__(
         self, hook: TrajectoryHooks, actors: Sequence[Actor], *, first_env: int = 0, first_step: int = 0
     ) -> None:
-        self.hook, self._first_env = hook, first_env
+        self.hook: Any = hook
+        self._first_env = first_env
         self._places_of: dict[AgentID, list[tuple[PolicyRows, int, int]]] = {}
         for rows in (actor.rows for actor in actors):
             for index, (agent, column) in enumerate(zip(rows.agents, rows.agent_columns, strict=True)):
@@ -173,13 +174,13 @@ class TrajectoryRewriter(Rewriter):
         self._envs = [_EnvSteps(first_step) for _ in range(actors[0].rows.num_envs)]
         self._noted: dict[PolicyID, _Noted] = {}
 
-    @override
     def add(self, experience: Experience) -> None:
+        """Note what is experienced from now on; of running episodes, the hook does not see what was recorded before."""
         experience.actor.processing.take_bootstrapped()  # that of a step before
         self._noted[experience.actor.rows.policy_id] = _Noted(experience)
 
-    @override
     def release(self, experience: Experience) -> None:
+        """Record all that is held as it is: there is no hook any more."""
         noted = self._noted.pop(experience.actor.rows.policy_id)
         for transition in (each for held in noted.held for each in held):
             noted.experience.record(transition)
@@ -248,27 +249,29 @@ class TrajectoryRewriter(Rewriter):
                         first[row // agents] = min(first[row // agents], turns[0].began)
         return first
 
-    @override
     def forget(self) -> None:
+        """Forget the env steps of which nothing will be shown any more."""
         for env, number in zip(self._envs, self._first_steps().tolist(), strict=True):
             env.forget(number)
 
-    @override
     def holds_steps(self) -> bool:
+        """Whether there are env steps that the hook has yet to see."""
         return bool((self._first_steps() < [env.number for env in self._envs]).any())
 
     # --- Rollouts ----------------------------------------------------------------------------------------------------
 
-    @override
     def begin_rollout(self, experience: Experience, carried: BoolArray | None) -> None:
+        """Note that a rollout begins, with the open transitions of some rows, (rows,) bool; None: without any."""
         noted = self._noted[experience.actor.rows.policy_id]
         noted.turns = [
             turns[-1:] if carried is not None and carried[row] else [] for row, turns in enumerate(noted.turns)
         ]
 
-    @override
     def give_up(self, experience: Experience, rows: BoolArray) -> None:
-        """Drop the open transitions of rows. Of a replay buffer, what is held is shown: it would be recorded by now."""
+        """Drop the open transitions of rows, (rows,) bool, before their experience does so.
+
+        What is held for a replay buffer is shown: it would be recorded by now.
+        """
         noted = self._noted[experience.actor.rows.policy_id]
         for row in np.flatnonzero(rows).tolist():
             turns, number = noted.turns[row], self._envs[row // len(experience.actor.rows.agents)].number
@@ -285,8 +288,16 @@ class TrajectoryRewriter(Rewriter):
                 noted.clear(row)
                 noted.unseen[row] = False
 
-    @override
     def rewrite(self, experience: RolloutExperience, ended: BoolArray) -> BoolArray:
+        """Show a complete rollout to the hook, before returns are computed.
+
+        Args:
+            ended: (rows,) bool; where the last transition ended the agent's episode.
+
+        Returns:
+            (rows,) bool; the rows whose return does not go on after the rollout: where the last transition ended an
+            episode, or was dropped.
+        """
         buffer, actor, carried = experience.buffer, experience.actor, experience.carried
         noted = self._noted[actor.rows.policy_id]
         self._note_bootstrapped(noted)
@@ -345,7 +356,6 @@ class TrajectoryRewriter(Rewriter):
 
     # --- Replay buffers ----------------------------------------------------------------------------------------------
 
-    @override
     def hold(self, experience: ReplayExperience, transitions: Transitions) -> None:
         """Hold the transitions of episodes back until these end; what the hook leaves then is recorded."""
         noted = self._noted[experience.actor.rows.policy_id]

@@ -29,20 +29,23 @@ from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
     from marl_sb3.core.acting import PolicyByAgent
-    from marl_sb3.doors import PolicyFiles
 
 _SHOWN = 80  # characters shown of a name from the file
 _OURS = ("rollout_buffer_class", "replay_buffer_class")  # classes of marl_sb3
 _PLAIN = (int, float, str, type(None))  # what JSON holds; most members are
 
-# --- At the door of the core -----------------------------------------------------------------------------------------
+# --- For the core -----------------------------------------------------------------------------------------------------
 
 
 class SB3Files:
-    """Zips of SB3, and files of its `VecNormalize`; see `marl_sb3.doors.PolicyFiles`."""
+    """Files of single policies for those who do not have marl_sb3: zips of SB3, and files of its `VecNormalize`."""
 
     def require_writable(self, algorithm: BaseAlgorithm) -> None:
-        """See `PolicyFiles.require_writable`; SB3 pickles classes, functions and spaces."""
+        """Check before a training that the policy could be written after it; SB3 pickles classes, functions and spaces.
+
+        Raises:
+            CheckpointError: it could not; the message names the attribute of the algorithm.
+        """
         for name, value in pickled_members(algorithm).items():
             if name not in _OURS and not isinstance(value, _PLAIN):
                 try:
@@ -51,7 +54,10 @@ class SB3Files:
                     raise CheckpointError(f"SB3 cannot pickle its {name}: {error}") from error
 
     def write(self, policies: PolicyByAgent, folder: Path) -> dict[PolicyID, Path]:
-        """See `PolicyFiles.write`; an algorithm that is no subclass of SB3's gets no file."""
+        """Write the policies with their processing into a folder, and return their files; see `files.file_names`.
+
+        An algorithm that is no subclass of SB3's gets no file.
+        """
         names, paths = file_names(list(policies.policies), ".zip"), {}
         for policy_id, algorithm in policies.policies.items():
             if isinstance(algorithm, BaseAlgorithm):
@@ -62,7 +68,14 @@ class SB3Files:
         return paths
 
     def unpickle_statistics(self, processing: Processing, path: Path) -> None:
-        """See `PolicyFiles.unpickle_statistics`."""
+        """Take over the running statistics of a `VecNormalize` that SB3 saved.
+
+        This unpickles the file, which may run any code: it is called only where the user asks for it by name.
+
+        Raises:
+            ConfigError: the file cannot be read, is no `VecNormalize`, or does not fit the processing; nothing is
+                changed.
+        """
         accepted = "what VecNormalize.save of Stable-Baselines3 wrote"
         try:
             saved = pickle.loads(path.read_bytes())
@@ -89,7 +102,7 @@ class SB3Files:
             raise ConfigError(f"the statistics do not fit the policy: {error}") from error
 
 
-SB3_FILES: PolicyFiles = SB3Files()
+SB3_FILES = SB3Files()
 
 # --- Writing ---------------------------------------------------------------------------------------------------------
 
