@@ -73,16 +73,18 @@ class _Outputs:
 class OffPolicyEvaluation:
     """Estimates of the mean returns of policies, from episodes that others have played."""
 
-    num_episodes: int  # joint episodes
-    effective_episodes: float  # effective sample size of the weights of whole episodes
-    gamma: float  # discount factor
     recorded: Mapping[str, SampleStats]  # agent, or `sum of returns` -> the returns of the recorded episodes
     estimates: Mapping[str, Mapping[str, Estimate]]  # the same -> estimator -> estimate; see `data.estimators`
+    effective_episodes: float  # effective sample size of the weights of whole episodes
+    num_episodes: int  # joint episodes
+    gamma: float  # discount factor
     warnings: Sequence[str]  # reasons to doubt the estimates
 
     def to_plain(self) -> dict[str, Any]:
         """Return everything as plain data for JSON."""
-        return asdict(self)
+        in_order = ("num_episodes", "effective_episodes", "gamma", "recorded", "estimates", "warnings")
+        plain = asdict(self)
+        return {name: plain[name] for name in in_order}
 
     def print(self) -> None:
         """Print a table with a row for each estimate, and the warnings."""
@@ -161,7 +163,7 @@ def estimate_policies(
     recorded[SUM] = sample_stats([sum(each.values()) for each in discounted])
     size = effective_sample_size([next(iter(of_joint.values())).log_weight for of_joint in weighed])
     warnings = list(_warnings(size, len(joints), fittings))
-    return OffPolicyEvaluation(len(joints), size, gamma, recorded, estimates, warnings)
+    return OffPolicyEvaluation(recorded, estimates, size, len(joints), gamma, warnings)
 
 
 def _warnings(size: float, n: int, fittings: Mapping[AgentID, _Fitted | None]) -> Iterator[str]:
