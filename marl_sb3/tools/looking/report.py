@@ -87,7 +87,7 @@ class RunData:
     record: RunRecord  # what it has logged; of a damaged `result.jsonl`, what comes before the damage
 
     @cached_property
-    def findings(self) -> list[Problem]:
+    def problems(self) -> list[Problem]:
         """What looks wrong in it."""
         return find_problems(self.record.columns, begins_trained=self.config.init_from is not None)
 
@@ -155,9 +155,9 @@ def markdown(runs: Sequence[RunData]) -> str:
         each = [_several(run.record.last(metric) for run in group) for metric in counts]
         cells = [*map(_cell, names), str(len(group)), number(returns.mean), number(returns.sd), *each]
         lines.append(f"|{'|'.join(cells)}|")
-    for run in filter(lambda run: run.findings, runs):
+    for run in filter(lambda run: run.problems, runs):
         folder = shlex.quote(run.folder.as_posix())
-        items = hints(run.findings, f"python -m marl_sb3.report {folder}")
+        items = hints(run.problems, f"python -m marl_sb3.report {folder}")
         lines += ["", f"{_cell(run.folder.as_posix())}:", "", *(f"- {_cell(item)}" for item in items)]
     return "\n".join(lines) + "\n"
 
@@ -230,7 +230,7 @@ def _page_of_several(runs: Sequence[RunData]) -> Page:
             run.config.seed,
             f"{run.record.last(STEPS) or 0:,.0f}",
             run.final_return,
-            len(run.findings) or None,
+            len(run.problems) or None,
             _differences_in_words(run.config),
         ]
         for run in runs
@@ -249,8 +249,8 @@ def _page_of_several(runs: Sequence[RunData]) -> Page:
     cards = [
         part
         for run in runs
-        if run.findings
-        for part in (Html(f"<h3>{words(run.folder.as_posix())}</h3>"), *map(_card, run.findings))
+        if run.problems
+        for part in (Html(f"<h3>{words(run.folder.as_posix())}</h3>"), *map(_card, run.problems))
     ]
     page.add("Hints", *(cards or [note("Nothing looks wrong.")]))
     return page
@@ -313,8 +313,8 @@ def _summary(run: RunData) -> list[tuple[str, object]]:
 
 
 def _hints(run: RunData) -> list[Html]:
-    if run.findings:
-        return [note("Reasons to look closer; none of them is a proof."), *map(_card, run.findings)]
+    if run.problems:
+        return [note("Reasons to look closer; none of them is a proof."), *map(_card, run.problems)]
     few = (
         f" {counted(len(run.record.steps), 'iteration')}: too few to judge."
         if len(run.record.steps) < LEAST_ITERATIONS

@@ -96,7 +96,7 @@ class Hello(Struct, tag="hello"):
     seed: int | None  # of `begin` without one; None: a new one each time, since all episodes start alike
 
 
-class Problem(Struct, tag="problem"):
+class ErrorMessage(Struct, tag="problem"):
     """Something went wrong; after an `is_final` one, nothing follows."""
 
     message: str
@@ -171,10 +171,10 @@ class SocketStage(Stage):
                     self._session = GameSession(game, self, fps / 2 if game.viewed.scene is not None else fps)
                     self._session.play()
             except MarlSb3Error as error:
-                self._say(Problem(str(error), is_final=True))
+                self._say(ErrorMessage(str(error), is_final=True))
             except (Exception, SystemExit) as error:  # a thread would end by the latter without a word
                 _log.exception("a live episode has ended")
-                self._say(Problem(described(error), is_final=True))
+                self._say(ErrorMessage(described(error), is_final=True))
 
     def _plan(self) -> GamePlan:
         plan = game_plan(self._run)
@@ -225,7 +225,7 @@ class SocketStage(Stage):
 
     @override
     def fail(self, error: MarlSb3Error, remedy: str = "") -> None:
-        self._say(Problem(f"{error}. {remedy}" if remedy else str(error)))
+        self._say(ErrorMessage(f"{error}. {remedy}" if remedy else str(error)))
 
     @override
     def offer(self, film: Film) -> None:
@@ -272,7 +272,7 @@ def ui_routes(run: SavedRun, rivals: Sequence[Rival] = (), search: int = 0, most
         await websocket.accept("marl-sb3" if "marl-sb3" in protocols else None)
         if len(viewers) >= most_viewers:
             words = f"{most_viewers} viewers are watching, as many as may at once; close one of the pages"
-            await websocket.send_text(msgspec.json.encode(Problem(words, is_final=True)).decode())
+            await websocket.send_text(msgspec.json.encode(ErrorMessage(words, is_final=True)).decode())
             await websocket.close(_TRY_LATER)
             return
         name = secrets.token_urlsafe(16)
@@ -305,7 +305,7 @@ async def listen(websocket: WebSocket, viewer: SocketStage) -> None:
         try:
             viewer.put(text)
         except RequestError as error:
-            await websocket.send_text(msgspec.json.encode(Problem(str(error))).decode())
+            await websocket.send_text(msgspec.json.encode(ErrorMessage(str(error))).decode())
 
 
 def _sender(websocket: WebSocket) -> Callable[[str | bytes], None]:
