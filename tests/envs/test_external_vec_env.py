@@ -99,7 +99,7 @@ def test_clients_of_different_speed_fill_rows_of_their_own() -> None:
         assert np.array_equal(kept["episode_starts"][acted] > 0, steps[acted] == 0)
         for row in range(3):  # one env step follows the other, whatever rollout it is in
             own = steps[acted[:, row], row]
-            assert np.array_equal(np.diff(own) % 5, np.ones(len(own) - 1))
+            assert (np.diff(own) % 5 == 1).all()
             middle = np.flatnonzero(acted[:-1, row] & acted[1:, row] & (steps[:-1, row] < 4))
             returns = kept["returns"][:, row]
             assert np.allclose(returns[middle], 10 + steps[middle, row] + returns[middle + 1], atol=1e-3)
