@@ -40,9 +40,9 @@ from processes import HERE, SideError, can_limit_processors, limited_to, make_ve
 from reach import Reach, our_reach, print_reaches, their_reach
 
 from marl_sb3 import PPO
-from marl_sb3.core.learners import hyperparameter_defaults
+from marl_sb3.core.learners.spec import hyperparameter_defaults
 from marl_sb3.extensions.fast.kernels import ppo as kernel
-from marl_sb3.runs import load_config
+from marl_sb3.runs.settings import load_config
 
 REQUIREMENTS = ("jax==0.7.2", "jaxlib==0.7.2", "numpy")
 JAX, CACHED, OURS, STOCK, RLLIB = "JAX", "JAX, compiled before", "marl_sb3", "stock SB3", "RLlib"

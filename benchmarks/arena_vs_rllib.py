@@ -34,9 +34,9 @@ from processes import HERE, SideError, make_venv, parsed_lines, watch
 from reach import Reach, our_reach, print_reaches, their_reach
 
 from marl_sb3 import PPO
-from marl_sb3.core.learners import hyperparameter_defaults
+from marl_sb3.core.learners.spec import hyperparameter_defaults
 from marl_sb3.extensions.fast.kernels import ppo as kernel
-from marl_sb3.runs import load_config
+from marl_sb3.runs.settings import load_config
 
 # RLlib, and what the arena imports, which both sides take from here.
 REQUIREMENTS = ("torch==2.13.0", "ray[rllib]==2.60.0", "pettingzoo", "lazy_loader", "msgspec")

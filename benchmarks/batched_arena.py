@@ -19,7 +19,7 @@ from command_line import parser
 from measure import Report, Setting
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.vec_env import episode_seed
+from marl_sb3.core.vec_env.seeding import episode_seed
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.envs.arena.compiled import BatchedArena
 from marl_sb3.types import Array

@@ -31,7 +31,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from trainings import one_torch_thread
 
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.core.vec_env import AgentGroup
+from marl_sb3.core.vec_env.observations import AgentGroup
 from marl_sb3.errors import MarlSb3Error
 
 MPE2 = """simple-v3 simple_adversary-v3 simple_crypto-v3 simple_push-v3 simple_reference-v3 simple_speaker_listener-v4

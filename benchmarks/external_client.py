@@ -9,8 +9,8 @@ import sys
 from typing import Any
 
 from marl_sb3 import PolicyClient
-from marl_sb3.core.envs import env_factory, make_env
-from marl_sb3.tools.serving import ServerError
+from marl_sb3.core.envs.registry import env_factory, make_env
+from marl_sb3.tools.serving.client import ServerError
 
 
 def play(env_id: str, url: str, n_envs: int) -> None:

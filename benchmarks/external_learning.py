@@ -22,10 +22,13 @@ from typing import Any
 from command_line import add_count, add_names, parser
 from measure import Report, Setting, number, print_table, say
 
-from marl_sb3.core.config import EXTERNAL
-from marl_sb3.core.envs import env_factory, make_env
-from marl_sb3.runs import execute, load_config, prepare
-from marl_sb3.tools.serving import describe, external_server
+from marl_sb3.core.config.ids import EXTERNAL
+from marl_sb3.core.envs.registry import env_factory, make_env
+from marl_sb3.runs.execution import execute
+from marl_sb3.runs.settings import load_config
+from marl_sb3.runs.start import prepare
+from marl_sb3.tools.serving.external import external_server
+from marl_sb3.tools.serving.spaces_json import describe
 
 CLIENT = Path(__file__).parent / "external_client.py"
 HYPERPARAMETERS = {

@@ -19,7 +19,7 @@ from measure import Report, Setting, take_turns
 from scipy import stats
 
 import marl_sb3
-from marl_sb3.core.metrics import Result
+from marl_sb3.core.metrics.names import Result
 
 HYPERPARAMETERS = {"learning_rate": 1e-3}
 SETTING = Setting(

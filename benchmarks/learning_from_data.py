@@ -31,9 +31,9 @@ from command_line import add_count, add_names, parser
 from measure import Report, Setting, number, print_table, say
 
 import marl_sb3
-from marl_sb3.core.metrics import sample_stats
+from marl_sb3.core.metrics.statistics import sample_stats
 from marl_sb3.evaluate import main as evaluate_main
-from marl_sb3.extensions.data import joint_episodes
+from marl_sb3.extensions.data.dataset import joint_episodes
 
 SETTING = Setting(
     what="arena: PPO with its preset; Pendulum-v1: SAC with its preset and one env",

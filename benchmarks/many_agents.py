@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 from pettingzoo import ParallelEnv
 
-from marl_sb3.core.envs import BatchedEnv, BatchedStep
+from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
 from marl_sb3.types import AgentID, Array, FloatArray
 
 NUMBERS, ACTIONS, EPISODE_STEPS = 8, 5, 100

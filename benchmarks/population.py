@@ -24,9 +24,9 @@ from measure import Report, Setting, number, print_table, say
 from trainings import one_torch_thread
 
 import marl_sb3
-from marl_sb3.core.metrics import sample_stats
-from marl_sb3.runs import load_config
-from marl_sb3.tools.tuning import TuneStudy
+from marl_sb3.core.metrics.statistics import sample_stats
+from marl_sb3.runs.settings import load_config
+from marl_sb3.tools.tuning.study import TuneStudy
 
 SETTING = Setting(
     what="PPO with the preset of each env, but for the settings that are searched; 10 evaluations of 10 episodes",

@@ -21,9 +21,10 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from marl_sb3 import MultiAgentAlgorithm
-from marl_sb3.core.envs import BatchedEnv, BatchedStep
-from marl_sb3.core.state import StateReader
-from marl_sb3.extensions.remote import RaySettings, make_sharded_vec_env
+from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.extensions.remote.ray import RaySettings
+from marl_sb3.extensions.remote.sharded_vec_env import make_sharded_vec_env
 
 WAIT_S, ENVS_PER_SHARD, HORIZON = 0.002, 64, 200
 SPACE = spaces.Box(-1, 1, (8,), np.float32)

@@ -29,8 +29,9 @@ from measure import Report, Setting, print_table, say
 from waterworld_policies import chase as chase_food
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.metrics import sample_stats
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
+from marl_sb3.core.metrics.statistics import sample_stats
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import MarlSb3Error
 from marl_sb3.types import AgentID, Array
 

@@ -28,7 +28,7 @@ from stable_baselines3.common.logger import Logger
 from torch import nn
 from trainings import one_torch_thread
 
-from marl_sb3.core.config import algorithm_info
+from marl_sb3.core.config.algorithms import algorithm_info
 
 INPUTS, TRANSITIONS, ROWS = 6, 2000, 64
 CHOICE, AXES = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)

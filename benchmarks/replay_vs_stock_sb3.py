@@ -22,7 +22,7 @@ from measure import Comparison, Report, Setting, number, print_table, take_turns
 from trainings import one_torch_thread
 
 import marl_sb3
-from marl_sb3.core.config import algorithm_info
+from marl_sb3.core.config.algorithms import algorithm_info
 
 DISCRETE = ("dqn", "qrdqn")
 ALGOS = (*DISCRETE, "sac", "td3", "ddpg", "tqc", "crossq")

@@ -21,7 +21,7 @@ import numpy as np
 from command_line import add_count, parser
 from measure import Report, Setting
 
-from marl_sb3.core.metrics import Opposition
+from marl_sb3.core.metrics.opposition import Opposition
 from marl_sb3.tools.tuning.finals import Candidate, Race
 
 EPISODES, BETWEEN_LOOKS = 600, 20  # of a pretended trial

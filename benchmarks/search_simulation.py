@@ -26,11 +26,12 @@ import numpy as np
 from command_line import add_count, parser
 from measure import Report, Setting
 
-from marl_sb3.runs import TrainConfig, resolved
-from marl_sb3.tools.tuning import TuneStudy
+from marl_sb3.runs.building import resolved
+from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.finals import decide, plan_race
 from marl_sb3.tools.tuning.space import Space
+from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trials import enqueue_missing, run_final, run_trial
 from marl_sb3.tools.tuning.workers import GoesOn, TrainedRun, work
 

@@ -27,7 +27,7 @@ from measure import Report, Setting, print_table, say, take_turns
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.envs import env_factory, make_env
+from marl_sb3.core.envs.registry import env_factory, make_env
 
 SETTING = Setting(
     what="env steps per second with random actions and several numbers of worker processes",

@@ -13,10 +13,12 @@ from typing import Any
 
 import yaml
 
-from marl_sb3.core.config import AlgorithmInfo, Decay, Points, words
-from marl_sb3.core.learners import hyperparameter_defaults, is_off_policy
-from marl_sb3.core.sb3 import trait
-from marl_sb3.extensions.fast import ALGORITHMS
+from marl_sb3.core.config.algorithms import AlgorithmInfo, Decay, Points
+from marl_sb3.core.config.values import words
+from marl_sb3.core.learners.building import is_off_policy
+from marl_sb3.core.learners.spec import hyperparameter_defaults
+from marl_sb3.core.sb3.traits import trait
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
 
 HERE = Path(__file__).parent
 

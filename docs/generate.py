@@ -18,10 +18,9 @@ from algorithm_pages import algorithm_pages
 from measured import in_page, read
 
 from marl_sb3.cli import COMMANDS, documented
-from marl_sb3.extensions.dialects import COUNTERPARTS, NAMES
-from marl_sb3.extensions.dialects.table import LATER, NETWORK, PAGE, PARTS, in_yaml
-from marl_sb3.extensions.fast import ALGORITHMS
-from marl_sb3.runs import SECTIONS, TrainConfig
+from marl_sb3.extensions.dialects.table import COUNTERPARTS, LATER, NAMES, NETWORK, PAGE, PARTS, in_yaml
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
+from marl_sb3.runs.schema import SECTIONS, TrainConfig
 from marl_sb3.tools.checkup.checks import CHECKS
 from marl_sb3.tools.checkup.finding import Severity
 

@@ -15,10 +15,10 @@ from typing import Any
 import marl_sb3
 from marl_sb3 import PolicySpec, make_vec_env
 from marl_sb3.errors import MarlSb3Error
-from marl_sb3.extensions.dialects import ATARI, DEFAULT
-from marl_sb3.extensions.dialects.zoo import unsupported
-from marl_sb3.files import read_yaml
-from marl_sb3.runs import TrainConfig, load_config
+from marl_sb3.extensions.dialects.zoo import ATARI, DEFAULT, unsupported
+from marl_sb3.files.plain_yaml import read_yaml
+from marl_sb3.runs.schema import TrainConfig
+from marl_sb3.runs.settings import load_config
 
 HEADER = ("entry", "loads as written", "trains")
 # Envs for the sections that are not one's own.

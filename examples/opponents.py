@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pettingzoo
 
-from marl_sb3.evaluation import OPPONENTS
+from marl_sb3.evaluation.opponents import OPPONENTS
 
 
 class Random:

@@ -13,7 +13,7 @@ import argparse
 import gymnasium
 
 from marl_sb3 import PolicyClient
-from marl_sb3.tools.serving import EpisodeLostError, ServerError
+from marl_sb3.tools.serving.client import EpisodeLostError, ServerError
 
 OVER = 410  # status code of a training that is over
 

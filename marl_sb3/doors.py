@@ -18,15 +18,23 @@ if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
     from stable_baselines3.common.callbacks import BaseCallback
 
-    from marl_sb3.core.config import AlgorithmTable, PolicySection
+    from marl_sb3.core.config.algorithms import AlgorithmTable
+    from marl_sb3.core.config.settings import PolicySection
     from marl_sb3.core.experience import ExperienceHook, LearnedExperience
-    from marl_sb3.core.learners import Learner, PolicySpec
+    from marl_sb3.core.learners.learner import Learner
+    from marl_sb3.core.learners.spec import PolicySpec
     from marl_sb3.core.mapping import PolicyMapping
-    from marl_sb3.core.metrics import EpisodeTracker, Result
-    from marl_sb3.core.sb3 import Progress
-    from marl_sb3.core.state import Checkpoint, State, StateReader, Tensors
-    from marl_sb3.core.training import LocalRunner, MultiAgentAlgorithm, Runner, Setup, TrainingWatcher
-    from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv, VecEnvRequest
+    from marl_sb3.core.metrics.episodes import EpisodeTracker
+    from marl_sb3.core.metrics.names import Result
+    from marl_sb3.core.sb3.schedules import Progress
+    from marl_sb3.core.state.checkpoint import Checkpoint, Tensors
+    from marl_sb3.core.state.state import State, StateReader
+    from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
+    from marl_sb3.core.training.callback import TrainingWatcher
+    from marl_sb3.core.training.runner import LocalRunner, Runner
+    from marl_sb3.core.training.setup import Setup
+    from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, VecEnvRequest
+    from marl_sb3.core.vec_env.observations import AgentGroup
     from marl_sb3.types import AgentID, PolicyID
 
 T = TypeVar("T")

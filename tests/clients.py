@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from marl_sb3.core.vec_env import make_vec_env
-from marl_sb3.envs import Answered, EpisodeRefusedError, ExternalVecEnv, StepReport
-from marl_sb3.tools.serving import describe
+from marl_sb3.core.vec_env.make import make_vec_env
+from marl_sb3.envs.external import StepReport
+from marl_sb3.envs.external_vec_env import Answered, EpisodeRefusedError, ExternalVecEnv
+from marl_sb3.tools.serving.spaces_json import describe
 
 
 def agents_of(env: Any) -> dict[str, Any]:

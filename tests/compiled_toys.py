@@ -9,8 +9,9 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.envs.compiled import CompiledBatch, CompiledRules, Outcome
+from marl_sb3.envs.compiled.batch import CompiledBatch
 from marl_sb3.envs.compiled.random import random, uniform
+from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
 from marl_sb3.types import Array
 
 AGENTS = ("a", "b")

@@ -115,7 +115,7 @@ def _seeds_are_set_without_looking_around() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _registered_envs_are_forgotten() -> Iterator[None]:
     """What a test registers, none of the next ones finds, whatever their order."""
-    from marl_sb3.core.envs import REGISTERED
+    from marl_sb3.core.envs.registry import REGISTERED
 
     before = dict(REGISTERED)
     yield

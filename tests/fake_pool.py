@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
-from marl_sb3.extensions.remote import Failed
+from marl_sb3.extensions.remote.processes.messages import Failed
 from marl_sb3.extensions.remote.processes.pool import InProcessPool, Lost
 from marl_sb3.extensions.remote.shard import ShardHost
 from marl_sb3.extensions.remote.shard_runners import ShardRunners

@@ -11,8 +11,10 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 import marl_sb3
-from marl_sb3.evaluation import Game, view_if_drawn
-from marl_sb3.runs import SavedRun, game_plan
+from marl_sb3.evaluation.game import Game
+from marl_sb3.evaluation.viewed_env import view_if_drawn
+from marl_sb3.runs.evaluate import game_plan
+from marl_sb3.runs.run import SavedRun
 
 SETTINGS = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "policy_kwargs.net_arch": [8]}
 

@@ -54,7 +54,8 @@ def observe(state: Any, observations: Any) -> None:
 
 def rules(size: int) -> Any:
     """A user's rules, whose record has another layout for each size."""
-    from marl_sb3.envs.compiled import CompiledBatch, CompiledRules
+    from marl_sb3.envs.compiled.batch import CompiledBatch
+    from marl_sb3.envs.compiled.rules import CompiledRules
 
     ours = CompiledRules(
         agents=("a", "b"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.extensions.data import RecordedEpisode
+from marl_sb3.extensions.data.dataset import RecordedEpisode
 
 
 def episode(

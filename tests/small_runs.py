@@ -13,8 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import marl_sb3
 from marl_sb3 import MultiAgentCallback
-from marl_sb3.core.metrics import flatten
-from marl_sb3.extensions.store import CheckpointFolder
+from marl_sb3.core.metrics.names import flatten
+from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
 
 SMALL = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15, "policy_kwargs.net_arch": [8]}
 CLOCKS = ("time", "throughput", "perf", "env_runners/episode_duration", "evaluation/env_runners/episode_duration")

@@ -9,7 +9,7 @@ import stable_baselines3
 from toy_envs import NoisyEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
-from marl_sb3.core.state import StateReader
+from marl_sb3.core.state.state import StateReader
 
 SMALL = {"n_steps": 24, "batch_size": 16, "n_epochs": 2, "device": "cpu"}
 PLANS = [

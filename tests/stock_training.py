@@ -14,7 +14,7 @@ from gymnasium import spaces
 from toy_envs import SampledEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
-from marl_sb3.core.envs import EnvFactory
+from marl_sb3.core.envs.registry import EnvFactory
 
 SEED = 7
 N_ENVS = 2

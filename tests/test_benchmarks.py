@@ -22,7 +22,7 @@ from forked import ForkServer, forked_subprocess
 from small_runs import start
 
 import marl_sb3
-from marl_sb3.tools.serving import policy_server
+from marl_sb3.tools.serving.api import policy_server
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SHARED = {"command_line", "measure", "trainings", "processes", "many_agents", "marl_sb3_side", "rllib_side"}

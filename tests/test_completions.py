@@ -16,7 +16,7 @@ from refusals import refusal
 
 from marl_sb3 import startup
 from marl_sb3.commands.completions import _settings, main
-from marl_sb3.runs import TrainConfig
+from marl_sb3.runs.schema import TrainConfig
 
 CHECKS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
 PROGRAM = """

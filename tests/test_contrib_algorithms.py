@@ -9,8 +9,8 @@ import pytest
 
 from marl_sb3.evaluate import main as evaluate
 from marl_sb3.export import main as export
-from marl_sb3.runs import load_config
 from marl_sb3.runs.building import policy_spec
+from marl_sb3.runs.settings import load_config
 from marl_sb3.tools.tuning.space import read_space
 from marl_sb3.train import main as train
 

@@ -21,11 +21,12 @@ from test_layers import COMMANDS, RANK
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm
-from marl_sb3.core.config import algorithm_info
-from marl_sb3.core.learners import is_off_policy
+from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.core.learners.building import is_off_policy
 from marl_sb3.envs.arena import ArenaEnv
-from marl_sb3.extensions.fast import ALGORITHMS
-from marl_sb3.runs import load_config, prepare
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
+from marl_sb3.runs.settings import load_config
+from marl_sb3.runs.start import prepare
 from marl_sb3.tools.checkup.checks import CHECKS
 
 MOST_ENV_STEPS = 500  # of a training; an iteration or an update that is due is finished
@@ -88,7 +89,8 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from marl_sb3.extensions.data import estimators
     from marl_sb3.runs import building, jobs
     from marl_sb3.tools import checkup
-    from marl_sb3.tools.tuning import Search, api, workers
+    from marl_sb3.tools.tuning import api, workers
+    from marl_sb3.tools.tuning.search import Search
 
     def capped(learn: Callable[..., Any]) -> Callable[..., Any]:
         def learn_briefly(self: Any, total_timesteps: int, *args: Any, **kwargs: Any) -> Any:

@@ -19,12 +19,12 @@ from test_train import read_all
 
 import marl_sb3
 from marl_sb3 import load_run
-from marl_sb3.core.metrics import flatten
-from marl_sb3.core.vec_env import SyncVecEnv
+from marl_sb3.core.metrics.names import flatten
+from marl_sb3.core.vec_env.separate_envs import SyncVecEnv
 from marl_sb3.evaluate import main
-from marl_sb3.evaluation import evaluate_policies, evaluation_seed
-from marl_sb3.runs import SavedRun
+from marl_sb3.evaluation.playing import evaluate_policies, evaluation_seed
 from marl_sb3.runs import run as run_module
+from marl_sb3.runs.run import SavedRun
 
 MODULE = ["-m", "marl_sb3.evaluate"]
 

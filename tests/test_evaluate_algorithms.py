@@ -9,8 +9,8 @@ import pytest
 
 import marl_sb3
 from marl_sb3.evaluate import main as evaluate
-from marl_sb3.evaluation import evaluate_policies
-from marl_sb3.extensions.fast import ALGORITHMS
+from marl_sb3.evaluation.playing import evaluate_policies
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
 
 ROLLOUTS = {"n_steps": 4}
 MINIBATCHES = {**ROLLOUTS, "batch_size": 4}

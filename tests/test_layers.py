@@ -1,8 +1,8 @@
 """The layers of the package, as a test: the picture in docs/how_it_is_built.md.
 
-Imports go downwards only, the core reaches no extension, extensions and tools do not import each other, and rooms take
-names from other rooms' faces. A room is a folder of the package or of `core`, `extensions` and `tools`, or a module
-beside them; its face is its `__init__`. Each module of `commands` is a room, too.
+Imports go downwards only, the core reaches no extension, extensions and tools do not import each other, and names are
+imported from the modules that define them. A room is a folder of the package or of `core`, `extensions` and `tools`, or
+a module beside them; each module of `commands` is one, too. Rooms that users import from have a face, `__init__`.
 """
 
 from __future__ import annotations
@@ -96,14 +96,9 @@ LAYERS = (
 )
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
-# Names that other rooms still take from inside a room instead of its face: the list may only get shorter.
-WITHOUT_A_FACE = {
-    "core.sb3": 1,
-    "extensions.data": 1,
-}
-
-# The same of tests, which may take names from inside the room whose folder they are in: this may only fall, too.
-TESTS_WITHOUT_A_FACE = 80
+# What users import from a folder, besides `marl_sb3` itself; the package imports each name from the module that
+# defines it. Commands use the names of `cli` together.
+PUBLIC_ROOMS = ("evaluation", "envs", "envs.compiled", "results", "tools.serving", "cli")
 
 # Lines of all modules that importing the one of `MultiAgentAlgorithm` loads, and with those that functions import,
 # rounded up to a hundred.
@@ -115,7 +110,7 @@ class Import(NamedTuple):
 
     module: str
     name: str  # "" if it is the module itself
-    face: bool  # whether it comes through the face of a room
+    face: str | None  # the face through which it comes; None: it comes from its module
     lazy: bool  # whether a function imports it
 
 
@@ -131,11 +126,6 @@ def room_of(module: str) -> str:
     """`marl_sb3.core.acting.actor` -> `core.acting`; `marl_sb3.train` -> `train`."""
     _, *parts = module.split(".")
     return ".".join(parts[:2] if parts[:1] in (["commands"], ["core"], ["extensions"], ["tools"]) else parts[:1])
-
-
-def is_face(module: str) -> bool:
-    """Whether a module is a room, or what a folder shows of itself."""
-    return MODULES[module].name == "__init__.py" or module == f"{NAME}.{room_of(module)}"
 
 
 def names_of_faces() -> dict[str, dict[str, str]]:
@@ -161,7 +151,7 @@ def imports_of(source: str) -> list[Import]:
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
         if isinstance(node, ast.Import):
-            found += [Import(alias.name, "", False, lazy) for alias in node.names]
+            found += [Import(alias.name, "", None, lazy) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             found += [_import(node.module, alias.name, lazy) for alias in node.names]
         lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -171,9 +161,9 @@ def imports_of(source: str) -> list[Import]:
 
 def _import(module: str, name: str, lazy: bool) -> Import:
     if f"{module}.{name}" in MODULES:
-        return Import(f"{module}.{name}", "", False, lazy)
-    is_face = module in MODULES and MODULES[module].name == "__init__.py"
-    return Import(FACES.get(module, {}).get(name, module), name, is_face, lazy)
+        return Import(f"{module}.{name}", "", None, lazy)
+    names = FACES.get(module, {})
+    return Import(names.get(name, module), name, module if name in names else None, lazy)
 
 
 @pytest.fixture(scope="module")
@@ -215,24 +205,30 @@ def test_imports_for_type_checkers_are_free() -> None:
 # --- Faces -----------------------------------------------------------------------------------------------------------
 
 
-def without_a_face(imports: dict[str, list[Import]]) -> dict[str, int]:
-    """Room -> how many of its names other rooms take from one of its modules instead of its face."""
-    deep = {
-        (each.module, each.name)
+def around_modules(imports: dict[str, list[Import]]) -> list[tuple[str, str]]:
+    """The imports of names through a face: the module that imports, the name."""
+    own = {f"{NAME}.cli"}
+    return sorted(
+        (module, each.name)
         for module, imported in imports.items()
         for each in imported
-        if room_of(each.module) != room_of(module) and not each.face and not is_face(each.module)
-    }
-    return dict(Counter(room_of(module) for module, _ in deep))
+        if each.face not in own | {None}
+    )
 
 
-def test_rooms_take_names_from_faces(imports: dict[str, list[Import]]) -> None:
-    assert without_a_face(imports) == WITHOUT_A_FACE
+def test_names_are_imported_from_the_modules_that_define_them(imports: dict[str, list[Import]]) -> None:
+    assert around_modules(imports) == []
 
 
-def test_a_name_from_inside_another_room_is_found() -> None:
-    inside = imports_of("from marl_sb3.core.acting.actor import Actor\nfrom marl_sb3.core.acting import Observed\n")
-    assert without_a_face({"marl_sb3.runs.building": inside}) == {"core.acting": 1}
+def test_a_name_through_a_face_is_found() -> None:
+    found = imports_of("from marl_sb3.evaluation import play_episodes\nfrom marl_sb3.runs.run import Run\n")
+    assert around_modules({"marl_sb3.tools.looking.matching": found}) == [
+        ("marl_sb3.tools.looking.matching", "play_episodes")
+    ]
+
+
+def test_only_public_folders_have_faces() -> None:
+    assert set(FACES) == {NAME, *(f"{NAME}.{room}" for room in PUBLIC_ROOMS)}
 
 
 def _is_of(folder: Path) -> bool:
@@ -250,19 +246,6 @@ def test_no_two_files_of_tests_have_one_name() -> None:
     """Pytest cannot collect both: their folders are no packages."""
     names = Counter(path.name for path in TESTS.rglob("*.py") if path.name != "conftest.py")
     assert [name for name, number in names.items() if number > 1] == []
-
-
-def test_tests_take_names_from_faces() -> None:
-    """Code that moves within its room takes along the tests of that room alone."""
-    found = {
-        (str(path.relative_to(TESTS)), each.module, each.name)
-        for path in TESTS.rglob("*.py")
-        for each in imports_of(path.read_text(encoding="utf-8"))
-        if not each.face
-        and not is_face(each.module)
-        and not path.is_relative_to(TESTS / room_of(each.module).replace(".", "/"))
-    }
-    assert len(found) <= TESTS_WITHOUT_A_FACE, sorted(found)
 
 
 def test_faces_name_what_is_there() -> None:

@@ -19,9 +19,9 @@ from toy_envs import ScriptedEnv
 
 from marl_sb3.cli import StandardError, run_command
 from marl_sb3.compare import main as compare
-from marl_sb3.core.envs import register_env
+from marl_sb3.core.envs.registry import register_env
 from marl_sb3.evaluate import main as evaluate
-from marl_sb3.extensions.display import standard_console
+from marl_sb3.extensions.display.screen import standard_console
 from marl_sb3.output import ORDINARY, LenientStream, print_text, printable
 from marl_sb3.train import main
 

@@ -15,7 +15,8 @@ import pytest
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.vec_env import MultiAgentVecEnv, episode_seed
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.seeding import episode_seed
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.envs.arena.compiled import BatchedArena
 from marl_sb3.errors import ConfigError, EnvRaisedError

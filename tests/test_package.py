@@ -16,7 +16,7 @@ import pytest
 import marl_sb3
 from marl_sb3.__main__ import main
 from marl_sb3.cli import COMMANDS
-from marl_sb3.extensions.fast import ALGORITHMS
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
 
 FUNCTIONS = {"train": "marl_sb3.runs.train", "tune": "marl_sb3.tools.tuning.api"}
 ORDERS = {

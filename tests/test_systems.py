@@ -21,7 +21,8 @@ from without_posix import LACKING
 
 from marl_sb3 import systems
 from marl_sb3.errors import ConfigError
-from marl_sb3.files import open_regular, require_regular, sync_to_disk
+from marl_sb3.files.atomic import sync_to_disk
+from marl_sb3.files.regular import open_regular, require_regular
 
 PACKAGE = ROOT / "marl_sb3"
 # Who else may take these names: what only systems that fork get to, keys of POSIX terminals, a look at an attribute.

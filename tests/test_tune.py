@@ -15,8 +15,8 @@ from refusals import refusal
 from waiting import wait_for
 
 import marl_sb3
-from marl_sb3.tools.tuning import Search
 from marl_sb3.tools.tuning.api import prepare_study
+from marl_sb3.tools.tuning.search import Search
 from marl_sb3.tools.tuning.space import parse_space
 from marl_sb3.tune import main
 

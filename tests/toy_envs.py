@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.wrappers import choices_of, policy_actions
+from marl_sb3.wrappers.observations import choices_of, policy_actions
 
 
 class ScriptedEnv(ParallelEnv):

@@ -15,8 +15,10 @@ import numpy as np
 
 import marl_sb3
 from marl_sb3 import evaluate
-from marl_sb3.results import draw_up, group_by_argument, read_records
+from marl_sb3.results.curves import draw_up
 from marl_sb3.results.drawing import matplotlib_figure
+from marl_sb3.results.reading import read_records
+from marl_sb3.results.records import group_by_argument
 
 SEEDS = range(10)
 POLICIES = {"shared": "one shared policy", "per_agent": "one policy per agent"}

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from marl_sb3.runs import SavedRun
-from marl_sb3.tools.serving import Limits, Listening, Server, ui_routes
+from marl_sb3.runs.run import SavedRun
+from marl_sb3.tools.serving.guard import Limits, Listening
+from marl_sb3.tools.serving.http import Server
+from marl_sb3.tools.serving.ui import ui_routes
 
 HERE = Path(__file__).parent
 SIZE = {"width": 1120, "height": 1080}

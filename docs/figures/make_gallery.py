@@ -13,8 +13,8 @@ from typing import Any
 
 from PIL import Image
 
-from marl_sb3.core.envs import env_factory
-from marl_sb3.extensions.display import with_images
+from marl_sb3.core.envs.registry import env_factory
+from marl_sb3.extensions.display.filmed_env import with_images
 from marl_sb3.types import Array
 
 HERE = Path(__file__).parent / "gallery"

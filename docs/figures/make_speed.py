@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from measured import turns
 
-from marl_sb3.results import COLORS
+from marl_sb3.results.drawing import COLORS
 
 FILE = Path(__file__).parent / "speed.png"
 OURS, THEIRS = COLORS[0], "#9A9A9A"

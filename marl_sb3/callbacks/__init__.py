@@ -8,7 +8,7 @@ from marl_sb3.callbacks.evaluation import EvaluationCallback
 from marl_sb3.callbacks.metrics import AgentMetricsCallback, RewardHistogramCallback
 from marl_sb3.callbacks.recording import RecordEpisodes
 from marl_sb3.callbacks.stop import StopAfterSteps, StopOnMetric, StopOnSignal
-from marl_sb3.core.training import MultiAgentCallback
+from marl_sb3.core.training.algorithm import MultiAgentCallback
 
 __all__ = [
     "AgentMetricsCallback",

@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from marl_sb3.core.config import Count, PositiveInt, require
-from marl_sb3.core.metrics import Opposition, Result, flatten
-from marl_sb3.core.state import State, StateReader
-from marl_sb3.core.training import MultiAgentCallback
-from marl_sb3.extensions.hooks import RunningEpisode
-from marl_sb3.extensions.store import CheckpointFolder
-from marl_sb3.files import as_path
+from marl_sb3.core.config.values import Count, PositiveInt, require
+from marl_sb3.core.metrics.names import Result, flatten
+from marl_sb3.core.metrics.opposition import Opposition
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.training.algorithm import MultiAgentCallback
+from marl_sb3.extensions.hooks.episodes import RunningEpisode
+from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
+from marl_sb3.files.paths import as_path
 
 _log = logging.getLogger(__name__)
 

@@ -9,13 +9,14 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from marl_sb3.callbacks.stop import Thresholds
-from marl_sb3.core.config import require
-from marl_sb3.core.metrics import Result, flatten
-from marl_sb3.core.state import State, StateReader, is_plain
-from marl_sb3.core.training import MultiAgentCallback
-from marl_sb3.core.vec_env import MultiAgentVecEnv, same_tree
+from marl_sb3.core.config.values import require
+from marl_sb3.core.metrics.names import Result, flatten
+from marl_sb3.core.state.state import State, StateReader, is_plain
+from marl_sb3.core.training.algorithm import MultiAgentCallback
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.slot_states import same_tree
 from marl_sb3.errors import ConfigError, HookError, described, refuse, require_known, shown
-from marl_sb3.extensions.dialects import require_logged
+from marl_sb3.extensions.dialects.names import require_logged
 
 NextTask = Callable[[Result, Any], Any]
 

@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from marl_sb3.core.config import Count, PositiveInt, require
+from marl_sb3.core.config.values import Count, PositiveInt, require
 from marl_sb3.core.mapping import Deterministic
-from marl_sb3.core.metrics import Result, finite_or_none, flatten
-from marl_sb3.core.training import MultiAgentAlgorithm, MultiAgentCallback
-from marl_sb3.core.vec_env import MultiAgentVecEnv, fresh_seed
+from marl_sb3.core.metrics.names import Result, finite_or_none, flatten
+from marl_sb3.core.training.algorithm import MultiAgentAlgorithm, MultiAgentCallback
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.seeding import fresh_seed
 from marl_sb3.errors import ConfigError, HookError, described, shown
-from marl_sb3.evaluation import (
+from marl_sb3.evaluation.playing import (
     evaluate_against_random,
     evaluate_policies,
     evaluation_seed,

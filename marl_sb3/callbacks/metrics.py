@@ -7,12 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
-from marl_sb3.core.metrics import EpisodeTracker, InfoMetric, Result, flatten
-from marl_sb3.core.state import State, StateReader
-from marl_sb3.core.training import MultiAgentCallback
-from marl_sb3.core.vec_env import FlatVecEnv
+from marl_sb3.core.metrics.episodes import EpisodeTracker, InfoMetric
+from marl_sb3.core.metrics.names import Result, flatten
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.training.algorithm import MultiAgentCallback
+from marl_sb3.core.vec_env.flat_vec_env import FlatVecEnv
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.hooks import RunningEpisode
+from marl_sb3.extensions.hooks.episodes import RunningEpisode
 from marl_sb3.types import Array, PolicyID
 
 _POLICY: PolicyID = "shared"

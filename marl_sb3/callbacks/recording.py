@@ -7,12 +7,13 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from marl_sb3.core.config import PositiveInt, require
-from marl_sb3.core.state import State, StateReader
-from marl_sb3.core.training import MultiAgentAlgorithm, MultiAgentCallback
+from marl_sb3.core.config.values import PositiveInt, require
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.training.algorithm import MultiAgentAlgorithm, MultiAgentCallback
 from marl_sb3.errors import ConfigError, refuse
-from marl_sb3.extensions.data import EpisodeStore, recorder_of, require_recordable
-from marl_sb3.files import as_path
+from marl_sb3.extensions.data.recorder import recorder_of
+from marl_sb3.extensions.data.store import EpisodeStore, require_recordable
+from marl_sb3.files.paths import as_path
 
 
 class RecordEpisodes(MultiAgentCallback):

@@ -12,10 +12,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from marl_sb3.core.config import FiniteFloat, require
-from marl_sb3.core.metrics import Result, flatten
-from marl_sb3.core.training import MultiAgentCallback
-from marl_sb3.extensions.dialects import require_logged
+from marl_sb3.core.config.values import FiniteFloat, require
+from marl_sb3.core.metrics.names import Result, flatten
+from marl_sb3.core.training.algorithm import MultiAgentCallback
+from marl_sb3.extensions.dialects.names import require_logged
 from marl_sb3.signals import ENDING, handled, interrupt
 from marl_sb3.systems import HANGUP
 

@@ -44,9 +44,9 @@ from msgspec import Meta
 
 from marl_sb3.cli.parser import CommandParser, integer
 from marl_sb3.cli.running import run_command, setup_logging
-from marl_sb3.core.config import require
+from marl_sb3.core.config.values import require
 from marl_sb3.errors import ConfigError
-from marl_sb3.runs import FREE, OFFERED, SECTIONS, TrainConfig
+from marl_sb3.runs.schema import FREE, OFFERED, SECTIONS, TrainConfig
 from marl_sb3.signals import end_with_parent
 
 T = TypeVar("T")
@@ -310,15 +310,15 @@ def command_named(name: str) -> Command:
 def _import_users_modules(arguments: argparse.Namespace) -> None:
     """Import the modules that `--import` names, that of `--algo module:NAME`, and those of a trusted file."""
     if getattr(arguments, "imports", None):  # a command that makes no env has no such option
-        from marl_sb3.core.envs import import_modules  # takes half a second
+        from marl_sb3.core.envs.registry import import_modules
 
         import_modules(arguments.imports)
     if ":" in (getattr(arguments, "algo", None) or ""):
-        from marl_sb3.core.learners import named_algorithm
+        from marl_sb3.core.learners.spec import named_algorithm
 
         named_algorithm(arguments.algo)
     if getattr(arguments, "trust_file", False) and getattr(arguments, "hparams", None) is not None:
-        from marl_sb3.runs import import_algorithms
+        from marl_sb3.runs.building import import_algorithms
 
         import_algorithms(arguments.hparams, one_env(getattr(arguments, "env", None), arguments.env_option))
 

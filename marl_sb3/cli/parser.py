@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import marl_sb3
 from marl_sb3.cli.running import EXIT_USAGE, StandardError
-from marl_sb3.core.config import integer_in
+from marl_sb3.core.config.values import integer_in
 from marl_sb3.errors import ConfigError, did_you_mean
 from marl_sb3.output import printable
 
@@ -127,7 +127,7 @@ def number_of_workers(text: str) -> int | str:
 
 def assignments(option: str, texts: Iterable[str], accepted: str = "KEY=VALUE") -> dict[str, Any]:
     """Parse the values of a repeatable option `KEY=VALUE`; each VALUE is YAML."""
-    from marl_sb3.files import parse_value
+    from marl_sb3.files.plain_yaml import parse_value
 
     found = {}
     for text in texts:

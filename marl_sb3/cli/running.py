@@ -69,7 +69,7 @@ class StandardError(LenientStream):
     def write(self, text: str) -> int:
         """Write text; a live view, which moves the cursor, writes as it is."""
         if self.isatty() and not {"\x1b", "\r"}.intersection(text):
-            from marl_sb3.extensions.display import folded
+            from marl_sb3.extensions.display.text import folded
 
             with suppress(OSError, ValueError, AttributeError):  # it has no size
                 text = folded(text, int(os.environ.get("COLUMNS") or os.get_terminal_size(self.fileno()).columns))

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from marl_sb3.cli.options import NEW_RUN, Bare, Setting, given_options, one_env, options_of, record
-from marl_sb3.core.config import canonical_algorithm
+from marl_sb3.core.config.algorithms import canonical_algorithm
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.fast import ALGORITHMS
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
 from marl_sb3.extensions.hub import local_folder
 from marl_sb3.output import print_text
 
 if TYPE_CHECKING:
-    from marl_sb3.extensions.remote import RaySettings
+    from marl_sb3.extensions.remote.ray import RaySettings
 
 # --- Of runs ---------------------------------------------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ def found_run(path: str, verify: Path | None = None) -> Path:
     Args:
         verify: a public key that must have signed the folder; the verified copy of it is there until the process ends.
     """
-    from marl_sb3.runs import find_run, find_run_or_env, run_around
+    from marl_sb3.runs.folder import find_run, find_run_or_env, run_around
 
     if verify is not None:
         path = str(_kept_copy(path, verify))
@@ -70,7 +70,7 @@ def verified_rival(who: str, verify: Path | None) -> Path | None:
 
 def _kept_copy(path: str, key: Path) -> Path:
     """Return where a path leads in a verified copy, which is there until the process ends."""
-    from marl_sb3.runs import verified_path
+    from marl_sb3.runs.folder import verified_path
 
     copy = ExitStack()
     atexit.register(copy.close)
@@ -244,7 +244,7 @@ class RayOptions:
                 if value is not None:
                     raise ConfigError(f"{option} is only for Ray; accepted: with --ray", key="ray")
             return None
-        from marl_sb3.extensions.remote import RaySettings, read_runtime_env
+        from marl_sb3.extensions.remote.ray import RaySettings, read_runtime_env
 
         runtime_env = None if file is None else read_runtime_env(file)
         return RaySettings(self.ray, runners, num_cpus=1.0 if cpus is None else cpus, runtime_env=runtime_env)

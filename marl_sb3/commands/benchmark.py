@@ -13,7 +13,7 @@ from marl_sb3.output import print_text
 from marl_sb3.startup import require_extra, without_collections
 
 if TYPE_CHECKING:
-    from marl_sb3.tools.benchmarking import Benchmark
+    from marl_sb3.tools.benchmarking.plan import Benchmark
 
 _EPILOG = """\
 FILE is YAML: what is trained where, with how many seeds.
@@ -76,11 +76,14 @@ def main(
     if curves is not None:
         require_extra(f"--curves {curves}", "report" if curves == "html" else "plot")
     if out is not None:
-        from marl_sb3.results import require_drawable
+        from marl_sb3.results.drawing import require_drawable
 
         require_drawable(out, [".html"])
     with without_collections():
-        from marl_sb3.tools.benchmarking import how_it_ended, read_benchmark, run_benchmark, work, write_outcome
+        from marl_sb3.tools.benchmarking.outcome import how_it_ended, write_outcome
+        from marl_sb3.tools.benchmarking.plan import read_benchmark
+        from marl_sb3.tools.benchmarking.running import run_benchmark
+        from marl_sb3.tools.benchmarking.working import work
 
         benchmark = read_benchmark(file, folder, trust_file=trust_file)
     if worker:
@@ -111,7 +114,7 @@ def _exit_code(benchmark: "Benchmark") -> int:
 
 
 def _say(line: str) -> None:
-    from marl_sb3.extensions.display import standard_console
+    from marl_sb3.extensions.display.screen import standard_console
 
     standard_console().print(line, soft_wrap=True, markup=False, highlight=False)
 
@@ -121,8 +124,8 @@ def _print_table(benchmark: "Benchmark") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from marl_sb3.extensions.display import standard_console
-    from marl_sb3.tools.benchmarking import HEAD, how_it_ended, rows
+    from marl_sb3.extensions.display.screen import standard_console
+    from marl_sb3.tools.benchmarking.outcome import HEAD, how_it_ended, rows
 
     place = HEAD.index("measured")
     for env, of_env in groupby(rows(benchmark), key=lambda row: row[0]):

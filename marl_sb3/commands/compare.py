@@ -10,8 +10,8 @@ from marl_sb3.cli import EXIT_DONE, Section, Verbosity, command
 from marl_sb3.output import print_text
 
 if TYPE_CHECKING:
-    from marl_sb3.extensions.display import Page
-    from marl_sb3.tools.looking import Comparison
+    from marl_sb3.extensions.display.page import Page
+    from marl_sb3.tools.looking.comparison import Comparison
 
 _LONGEST_WHOLE = 40  # characters of a setting that is never folded in a table
 _GAP = 2  # characters between columns
@@ -49,8 +49,9 @@ def main(
 ) -> int:
     """Print the comparison, and write its page; returns the exit code."""
     from marl_sb3.errors import ConfigError
-    from marl_sb3.results import RETURN, require_drawable
-    from marl_sb3.tools.looking import compare
+    from marl_sb3.results.drawing import require_drawable
+    from marl_sb3.results.records import RETURN
+    from marl_sb3.tools.looking.comparison import compare
 
     if out is not None:
         require_drawable(out, [".html"])
@@ -58,7 +59,7 @@ def main(
         raise ConfigError("an experiment is given twice; accepted: different ones", key="run")
     found = compare(dict(zip(_labels(runs), runs, strict=True)), metric or RETURN, mode=mode, threshold=threshold)
     if out is not None:
-        from marl_sb3.files import named_by_user
+        from marl_sb3.files.atomic import named_by_user
 
         with named_by_user(out):
             _page(found).write(out)
@@ -83,8 +84,8 @@ def _labels(paths: Sequence[str]) -> list[str]:
 def _print(found: "Comparison") -> None:
     from rich.table import Table
 
-    from marl_sb3.extensions.display import standard_console
-    from marl_sb3.tools.looking import summary, tables
+    from marl_sb3.extensions.display.screen import standard_console
+    from marl_sb3.tools.looking.comparison import summary, tables
 
     console = standard_console()
     for of_settings, (head, rows) in zip((False, False, True), tables(found), strict=True):
@@ -107,9 +108,9 @@ def _print(found: "Comparison") -> None:
 
 def _page(found: "Comparison") -> "Page":
     """Make the page of a comparison: verdict, curves, performance profiles, settings."""
-    from marl_sb3.extensions.display import Page, note, table
-    from marl_sb3.results import with_notes
-    from marl_sb3.tools.looking import summary, tables
+    from marl_sb3.extensions.display.page import Page, note, table
+    from marl_sb3.results.drawing import with_notes
+    from marl_sb3.tools.looking.comparison import summary, tables
 
     page = Page(f"{found.figure.title}: {' against '.join(sample.label for sample in found.samples)}")
     (head, rows), (pairs_head, pairs), settings = tables(found)

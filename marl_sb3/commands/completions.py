@@ -61,7 +61,7 @@ def main(
 
 def _values(file: Any, folder: Any) -> Mapping[Any, Any]:
     """Return how values are completed, by what help texts call them."""
-    from marl_sb3.extensions.fast import ALGORITHMS
+    from marl_sb3.extensions.fast.builtin import ALGORITHMS
 
     envs, settings = _words("envs", _env_ids()), _words("settings", _settings(), "-S ''")
     return {
@@ -103,8 +103,8 @@ def _settings() -> list[str]:
     """Return all that stands before a value of `--set`, with the equals sign."""
     from dataclasses import fields
 
-    from marl_sb3.extensions.fast import ALGORITHMS
-    from marl_sb3.runs import SECTIONS, TrainConfig
+    from marl_sb3.extensions.fast.builtin import ALGORITHMS
+    from marl_sb3.runs.schema import SECTIONS, TrainConfig
 
     names = {each.name for each in fields(TrainConfig) if each.compare} - {"env", "hyperparameters", *SECTIONS}
     in_sections = {f"{name}.{each.name}" for name, section in SECTIONS.items() for each in fields(section)}

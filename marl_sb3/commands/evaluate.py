@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from marl_sb3 import cli
-from marl_sb3.core.config import Count, PositiveInt
+from marl_sb3.core.config.values import Count, PositiveInt
 from marl_sb3.errors import ConfigError
 from marl_sb3.output import print_text
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
     from marl_sb3.core.mapping import Deterministic
-    from marl_sb3.evaluation import EvaluationPlan
-    from marl_sb3.runs import EvaluatedRun
+    from marl_sb3.evaluation.playing import EvaluationPlan
+    from marl_sb3.runs.evaluate import EvaluatedRun
 
 
 _EPILOG = """\
@@ -135,7 +135,7 @@ def _require_without(options: EvaluateOptions, option: str, names: Sequence[str]
 def _nash_conv(options: EvaluateOptions) -> int:
     _require_without(options, "--nash-conv", ("on", *_OF_PLAYING), "--deterministic")
     with without_collections():
-        from marl_sb3.runs import nash_conv
+        from marl_sb3.runs.equilibrium import nash_conv
 
         run, env = cli.found_run(options.run, options.verify), options.env.named()
         found = nash_conv(run, env, options.checkpoint, options.deterministic)
@@ -156,7 +156,8 @@ def _estimate(options: EvaluateOptions, data: str) -> int:
     _require_without(options, "--on", ("deterministic", *_OF_PLAYING), "--gamma")
     folder = cli.found_run(options.run, options.verify)
     with without_collections():
-        from marl_sb3.runs import SavedRun, estimate_policies
+        from marl_sb3.runs.estimates import estimate_policies
+        from marl_sb3.runs.run import SavedRun
 
         run = SavedRun.open(folder, options.env.named())
     gamma = 1.0 if options.gamma is None else options.gamma
@@ -174,13 +175,14 @@ def _play(options: EvaluateOptions) -> "EvaluatedRun":
             cleanup.enter_context(redirect_stdout(sys.stderr))
         video = None
         if options.video is not None:
-            from marl_sb3.extensions.display import VideoFile
+            from marl_sb3.extensions.display.video import VideoFile
 
             video = cleanup.enter_context(VideoFile(options.video))
         folder = cli.found_run(options.run, options.verify)
         with without_collections():  # the imports take seconds: wrong options are refused before
-            from marl_sb3.evaluation import EvaluationPlan
-            from marl_sb3.runs import SavedRun, evaluate_run
+            from marl_sb3.evaluation.playing import EvaluationPlan
+            from marl_sb3.runs.evaluate import evaluate_run
+            from marl_sb3.runs.run import SavedRun
 
             run = SavedRun.open(folder, options.env.named())
         filmed = 0 if video is None else options.video_episodes or 1

@@ -5,16 +5,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from marl_sb3 import cli
-from marl_sb3.core.config import Count
+from marl_sb3.core.config.values import Count
 from marl_sb3.errors import ConfigError, refuse
-from marl_sb3.extensions.display import standard_console
-from marl_sb3.extensions.transfer import FORMATS, export_policies
-from marl_sb3.files import path_is_usable, require_key, require_own, sign_folder
+from marl_sb3.extensions.display.screen import standard_console
+from marl_sb3.extensions.transfer.export import FORMATS, export_policies
+from marl_sb3.files.paths import path_is_usable
+from marl_sb3.files.regular import require_own
+from marl_sb3.files.signed import require_key, sign_folder
 from marl_sb3.output import print_text
 from marl_sb3.startup import require_extra, without_collections
 
 if TYPE_CHECKING:
-    from marl_sb3.runs import SavedRun
+    from marl_sb3.runs.run import SavedRun
 
 _EPILOG = """\
 sb3   POLICY.zip, which stable_baselines3.PPO.load opens without marl_sb3
@@ -137,7 +139,7 @@ def main(
         with path_is_usable("--out: cannot write to", target, "out"):  # a link or a file there is refused
             require_own(folder, ["export/", f"export/{name}/"])
     with without_collections():  # the imports take seconds: wrong options are refused before
-        from marl_sb3.runs import SavedRun
+        from marl_sb3.runs.run import SavedRun
 
         run = SavedRun.open(folder, env.named(), makes_env=False)
     if name == "run":
@@ -169,7 +171,7 @@ def _as_run(
 ) -> int:
     """Write the folder of a run for others, and push it."""
     from marl_sb3.extensions.hub import Address, push
-    from marl_sb3.tools.publishing import write_run_folder
+    from marl_sb3.tools.publishing.folder import write_run_folder
 
     address = None if options.hub is None else Address(options.hub, options.revision)
     card: dict[str, Any] = {"address": address, "episodes": options.episodes, "references": options.references()}

@@ -10,7 +10,7 @@ from typing import Annotated
 from marl_sb3 import cli
 from marl_sb3.errors import ConfigError
 from marl_sb3.output import print_text
-from marl_sb3.runs import TRACKERS
+from marl_sb3.runs.schema import TRACKERS
 from marl_sb3.startup import without_collections
 
 _EPILOG = """\
@@ -107,13 +107,13 @@ class ImitateOptions:
 )
 def main(options: ImitateOptions) -> int:
     """Train, and print the run folder; returns the exit code."""
-    from marl_sb3.runs import load_config
+    from marl_sb3.runs.settings import load_config
 
     env = options.env.named()
     if options.resume is not None:
         cli.require_resumable(options, "an imitate run that is resumed")
         with without_collections():
-            from marl_sb3.runs import resume_clone
+            from marl_sb3.runs.imitate import resume_clone
 
         changes = {name: value for name, value in cli.settings_in(options, of_resume=True).items() if value is not None}
         run = resume_clone(options.resume, options.data, env, quiet=options.quiet, **changes)
@@ -124,8 +124,8 @@ def main(options: ImitateOptions) -> int:
         given = {"trust_file": options.trust_file, **cli.settings_in(options)}
         config = load_config(env, options.algo, options.hparams, settings, **given)
         with without_collections():  # takes seconds: wrong options are refused before
-            from marl_sb3.extensions.data import CloningOptions
-            from marl_sb3.runs import clone
+            from marl_sb3.extensions.data.cloning import CloningOptions
+            from marl_sb3.runs.imitate import clone
 
         cloning = {name: value for name, value in vars(options.cloning).items() if value is not None}
         run = clone(config, options.data, CloningOptions(**cloning), options.run_dir, quiet=options.quiet)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from marl_sb3 import cli
-from marl_sb3.core.config import Count, PositiveInt
+from marl_sb3.core.config.values import Count, PositiveInt
 from marl_sb3.errors import ConfigError
 from marl_sb3.output import print_text
 from marl_sb3.startup import without_collections
@@ -78,7 +78,8 @@ def main(options: MatchOptions) -> int:
     if options.stochastic and options.deterministic:
         raise ConfigError("--stochastic and --deterministic are given; accepted: one of them", key="--stochastic")
     with without_collections():
-        from marl_sb3.tools.looking import match, require_writable, show_match
+        from marl_sb3.tools.looking.match_page import require_writable, show_match
+        from marl_sb3.tools.looking.matching import match
 
     if options.out is not None:
         require_writable(options.out)

@@ -48,12 +48,13 @@ def main(
     verbosity: Annotated[Verbosity, Section("other options")],
 ) -> int:
     """Draw the curves, or write their data; returns the exit code."""
-    from marl_sb3.files import named_by_user
-    from marl_sb3.results import group_by_settings, read_records
+    from marl_sb3.files.atomic import named_by_user
+    from marl_sb3.results.reading import read_records
+    from marl_sb3.results.records import group_by_settings
 
     out = out or Path("curves.json" if format else "curves.png")
     if not format:
-        from marl_sb3.results import require_drawable
+        from marl_sb3.results.drawing import require_drawable
 
         require_drawable(out)
     records = [record for path in runs for record in read_records(path)]
@@ -61,14 +62,15 @@ def main(
     for line in groups.warnings:
         print_text(f"warning: {line}", stderr=True)
     if format:
-        from marl_sb3.results import write_marl_eval
+        from marl_sb3.results.exchange import write_marl_eval
 
         for metric in metrics:
             groups.require_metric(metric)
         with named_by_user(out):
             write_marl_eval(groups, out, metrics)
     else:
-        from marl_sb3.results import draw_up, write_figure
+        from marl_sb3.results.curves import draw_up
+        from marl_sb3.results.drawing import write_figure
 
         figure = draw_up(groups, metrics, x, statistic, smooth)
         for line in figure.notes:

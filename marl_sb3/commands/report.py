@@ -6,7 +6,7 @@ from typing import Annotated
 
 from marl_sb3.cli import EXIT_DONE, OfRunForLog, command
 from marl_sb3.errors import refuse
-from marl_sb3.files import named_by_user, write_whole
+from marl_sb3.files.atomic import named_by_user, write_whole
 from marl_sb3.output import print_text
 from marl_sb3.startup import without_collections
 
@@ -36,7 +36,7 @@ def main(
 ) -> int:
     """Write the page or the table; returns the exit code."""
     with without_collections():
-        from marl_sb3.tools.looking import html_page, markdown, read_runs
+        from marl_sb3.tools.looking.report import html_page, markdown, read_runs
 
     accepted = (".md",) if as_markdown else (".html", ".htm")
     if out is not None and (out.suffix.lower() not in accepted or out.is_dir()):

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from marl_sb3 import cli
-from marl_sb3.core.config import Count, PositiveInt
+from marl_sb3.core.config.values import Count, PositiveInt
 from marl_sb3.errors import ConfigError
 from marl_sb3.output import print_text
 from marl_sb3.startup import require_extra, without_collections
 
 if TYPE_CHECKING:
-    from marl_sb3.runs import SavedRun
-    from marl_sb3.tools.serving import Api, Limits
+    from marl_sb3.runs.run import SavedRun
+    from marl_sb3.tools.serving.api import Api
+    from marl_sb3.tools.serving.guard import Limits
 
 PORT = 8000
 
@@ -98,20 +99,21 @@ def main(options: ServeOptions) -> int:
         if given and not options.ui:
             raise ConfigError(f"{option} is for the page; accepted: with --ui", key=option)
     settings = options.server.settings(PORT)
-    from marl_sb3.tools.serving import Limits, Listening
+    from marl_sb3.tools.serving.guard import Limits, Listening
 
     listening = Listening(**settings)
     limits = Limits(options.max_body, options.max_batch, options.timeout_s, options.max_connections)
     folder = cli.found_run(options.run, options.verify)
     with without_collections():  # the imports take seconds: wrong options are refused before
-        from marl_sb3.runs import SavedRun, rival_of
+        from marl_sb3.runs.rivals import rival_of
+        from marl_sb3.runs.run import SavedRun
 
         run = SavedRun.open(folder, options.env.named(), makes_env=options.ui)
         named = options.env.named()
         rivals = [rival_of(who, run, named, cli.verified_rival(who, options.verify)) for who in options.against]
     api = _api(options, run, limits)
     if options.ui:
-        from marl_sb3.tools.serving import PAGE_FILES, ui_routes
+        from marl_sb3.tools.serving.ui import PAGE_FILES, ui_routes
 
         server = api.server(listening, ui_routes(run, rivals, options.search), [*PAGE_FILES])
     else:
@@ -124,7 +126,8 @@ def main(options: ServeOptions) -> int:
 def _api(options: ServeOptions, run: "SavedRun", limits: "Limits") -> "Api":
     """Load the policies, and say which."""
     with without_collections():
-        from marl_sb3.tools.serving import Api, Predictor
+        from marl_sb3.tools.serving.api import Api
+        from marl_sb3.tools.serving.predictor import Predictor
 
         predictor = Predictor(run, options.checkpoint, options.backend)
     served = predictor.served

@@ -11,14 +11,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from marl_sb3 import cli
-from marl_sb3.core.config import EXTERNAL
+from marl_sb3.core.config.ids import EXTERNAL
 from marl_sb3.errors import ConfigError
 from marl_sb3.output import print_text
 from marl_sb3.startup import require_extra, without_collections
 
 if TYPE_CHECKING:
-    from marl_sb3.extensions.remote import AnyRunners
-    from marl_sb3.runs import Recording, Run, TrainConfig
+    from marl_sb3.extensions.remote.ray import AnyRunners
+    from marl_sb3.runs.run import Run
+    from marl_sb3.runs.schema import TrainConfig
+    from marl_sb3.runs.start import Recording
 
 
 # --- The command line ------------------------------------------------------------------------------------------------
@@ -199,7 +201,7 @@ class TrainOptions:
         Raises:
             ConfigError: see `RayOptions.settings`.
         """
-        from marl_sb3.extensions.remote import either
+        from marl_sb3.extensions.remote.ray import either
 
         ray = self.ray.settings(self.runners)
         return either(ray, self.runners if ray is None else None)
@@ -220,7 +222,7 @@ class TrainOptions:
 
     def config(self) -> "TrainConfig":
         """Return the configuration of a new run."""
-        from marl_sb3.runs import load_config
+        from marl_sb3.runs.settings import load_config
 
         env = self.env_option.named(self.env)
         hparams: str | dict[str, Any] | None = self.hparams
@@ -228,7 +230,7 @@ class TrainOptions:
             if env is not None or hparams is not None:
                 words = "--external is given with an env or --hparams; accepted: one of them"
                 raise ConfigError(words, key="external")
-            from marl_sb3.envs import read_external
+            from marl_sb3.envs.external import read_external
 
             env, hparams = EXTERNAL, read_external(self.external)
         given = {
@@ -252,11 +254,11 @@ def _clients_served(options: TrainOptions, run: "Run") -> Iterator[None]:
         options.server.require_none("--external SPEC")
         yield
         return
-    from marl_sb3.runs import undone_on_error
+    from marl_sb3.runs.folder import undone_on_error
 
     with undone_on_error(run.close):
         require_extra("--external", "serve")
-        from marl_sb3.tools.serving import external_server
+        from marl_sb3.tools.serving.external import external_server
 
         server = external_server(run.algorithm, **options.server.settings(EXTERNAL_PORT))
     with server:
@@ -268,7 +270,7 @@ def _prepare(options: TrainOptions) -> "Run":
     if options.resume is not None:
         return _resume(options)
     config, runners = options.config(), options.runner_settings()
-    from marl_sb3.runs import prepare  # takes seconds: wrong options are refused before
+    from marl_sb3.runs.start import prepare
 
     record = options.recording()
     return prepare(config, options.run_dir, trust_pickle=options.trust_pickle, runners=runners, record=record)
@@ -277,14 +279,14 @@ def _prepare(options: TrainOptions) -> "Run":
 def _train_seeds(options: TrainOptions) -> int:
     """Train with several seeds; returns the exit code: 1 if one of them failed."""
     seeds, config = options.chosen_seeds(), options.config()
-    from marl_sb3.runs import SeedRuns  # takes seconds, as above
+    from marl_sb3.runs.jobs import SeedRuns
 
     with without_collections():
         runs = SeedRuns(config, seeds, options.run_dir, trust_pickle=options.trust_pickle)
     if options.quiet:
         runs.execute()
     else:
-        from marl_sb3.runs import execute_and_show_seeds
+        from marl_sb3.runs.view import execute_and_show_seeds
 
         execute_and_show_seeds(runs, options.agents)
     print_text(runs.shown)
@@ -296,7 +298,8 @@ def _print_config(options: TrainOptions) -> int:
     if options.resume is not None:
         cli.require_resumable(options, "a resumed run")
     config, runners = options.config(), options.runner_settings()
-    from marl_sb3.runs import resolve, to_yaml  # takes seconds, as above
+    from marl_sb3.runs.files import to_yaml
+    from marl_sb3.runs.start import resolve
 
     print_text(to_yaml(resolve(config, trust_pickle=options.trust_pickle, runners=runners)), end="")
     return cli.EXIT_DONE
@@ -312,7 +315,7 @@ def _resume(options: TrainOptions) -> "Run":
     }
     cli.require_resumable(options, "a resumed run")
     folder, env = cli.found_run(options.resume or ""), options.env_option.named(options.env)
-    from marl_sb3.runs import resume_run  # takes seconds: wrong options are refused before
+    from marl_sb3.runs.start import resume_run
 
     timesteps = changes.pop("n_timesteps")
     return resume_run(folder, timesteps, env, record=options.recording(), **changes)
@@ -329,11 +332,11 @@ def main(options: TrainOptions) -> int:
         run = _prepare(options)
     with _clients_served(options, run):
         if options.quiet:
-            from marl_sb3.runs import execute
+            from marl_sb3.runs.execution import execute
 
             execute(run)
         else:
-            from marl_sb3.runs import execute_and_show
+            from marl_sb3.runs.view import execute_and_show
 
             execute_and_show(run, most_agents=options.agents)
     print_text(run.files.shown)

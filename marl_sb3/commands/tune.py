@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from marl_sb3 import cli
 from marl_sb3.output import print_text
 from marl_sb3.startup import without_collections
-from marl_sb3.tools.tuning import SamplingOptions, SteppingOptions, StudyOptions, TrialOptions
+from marl_sb3.tools.tuning.options import SamplingOptions, SteppingOptions, StudyOptions, TrialOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from marl_sb3.tools.tuning import Search, TuneStudy
+    from marl_sb3.tools.tuning.search import Search
+    from marl_sb3.tools.tuning.study import TuneStudy
 
 
 # --- The command line ------------------------------------------------------------------------------------------------
@@ -101,11 +102,13 @@ def command_to_continue(search: "Search", options: TuneOptions) -> str:
 @cli.command("tune [ENV] [options]", "Search for better hyperparameters and settings.", _EPILOG)
 def main(options: TuneOptions) -> int:
     """Search, and print the results; returns the exit code."""
-    from marl_sb3.extensions.display import short_path, standard_console
+    from marl_sb3.extensions.display.screen import standard_console
+    from marl_sb3.extensions.display.text import short_path
 
     with without_collections():
-        from marl_sb3.tools.tuning import prepared
-    from marl_sb3.tools.tuning import cost_words, require_any_complete
+        from marl_sb3.tools.tuning.api import prepared
+    from marl_sb3.tools.tuning.finals import cost_words
+    from marl_sb3.tools.tuning.trials import require_any_complete
 
     console = standard_console()
     seeds, best = 0 if options.no_confirm else options.confirm_seeds, options.confirm_best
@@ -128,7 +131,8 @@ def main(options: TuneOptions) -> int:
 
 def _report(study: "TuneStudy", options: TuneOptions, console: "Console") -> None:
     """Write the files of the study, and print the results."""
-    from marl_sb3.tools.tuning import print_outcome, write_files
+    from marl_sb3.tools.tuning.report import write_files
+    from marl_sb3.tools.tuning.view import print_outcome
 
     files = write_files(study)
     if not options.quiet:

@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from marl_sb3 import cli
-from marl_sb3.core.config import Count, PositiveInt
+from marl_sb3.core.config.values import Count, PositiveInt
 from marl_sb3.errors import ConfigError
 from marl_sb3.output import print_text
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
-    from marl_sb3.core.acting import PolicyBundle
-    from marl_sb3.core.vec_env import MultiAgentVecEnv
-    from marl_sb3.evaluation import GamePlan
-    from marl_sb3.runs import SavedRun
+    from marl_sb3.core.acting.by_agent import PolicyBundle
+    from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+    from marl_sb3.evaluation.game import GamePlan
+    from marl_sb3.runs.run import SavedRun
 
 _EPILOG = """\
 RUN is a run folder, or a folder of runs, for the newest run in it. ENV is the
@@ -101,9 +101,12 @@ class WatchOptions:
 
 def plan_of(options: WatchOptions) -> "tuple[GamePlan, str]":
     """Return what to watch, and what it is called."""
-    from marl_sb3.evaluation import GamePlan
-    from marl_sb3.extensions.store import runs_of
-    from marl_sb3.runs import SavedRun, find_run_or_env, game_plan, player_at, run_around
+    from marl_sb3.evaluation.game import GamePlan
+    from marl_sb3.extensions.store.checkpoint_folder import runs_of
+    from marl_sb3.runs.evaluate import game_plan
+    from marl_sb3.runs.folder import find_run_or_env, run_around
+    from marl_sb3.runs.rivals import player_at
+    from marl_sb3.runs.run import SavedRun
 
     if options.verify is not None:
         options = replace(options, run=str(cli.found_run(options.run, options.verify)))
@@ -134,7 +137,7 @@ def _with_rival(plan: "GamePlan", run: "SavedRun", options: WatchOptions) -> "Ga
     """Add the opponent that plays the other agents, if there is one."""
     if options.against is None:
         return plan
-    from marl_sb3.runs import named_apart, rival_of
+    from marl_sb3.runs.rivals import named_apart, rival_of
 
     copy = cli.verified_rival(options.against, options.verify)
     rivals = named_apart([rival_of(options.against, run, options.env.named(), copy)], plan.name)
@@ -146,7 +149,7 @@ def main(options: WatchOptions) -> int:
     """Show the episodes; returns the exit code."""
     options.require_accepted()
     with without_collections():
-        from marl_sb3.tools.looking import watch
+        from marl_sb3.tools.looking.watching import watch
     plan, title = plan_of(options)
     watch(plan, title, options.episodes, fps=options.fps, place=options.view).print(title)
     return cli.EXIT_DONE

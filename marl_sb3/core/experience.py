@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from marl_sb3.core.acting import Acted, Actor, Observed
-from marl_sb3.core.state import Stateful
-from marl_sb3.core.vec_env import VecStep
+from marl_sb3.core.acting.actor import Acted, Actor, Observed
+from marl_sb3.core.state.fields import Stateful
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.types import BoolArray
 
 if TYPE_CHECKING:

@@ -9,9 +9,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from marl_sb3.core.config import require_ids, shown_id
-from marl_sb3.core.state import StateReader, is_plain
-from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv, ZeroBased, fresh_seed
+from marl_sb3.core.config.ids import require_ids, shown_id
+from marl_sb3.core.state.state import StateReader, is_plain
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.observations import AgentGroup, ZeroBased
+from marl_sb3.core.vec_env.seeding import fresh_seed
 from marl_sb3.doors import ASSIGNED_RUNNERS, EACH_EPISODE, Assignment
 from marl_sb3.errors import CheckpointError, ConfigError, require_known, shown
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID, PolicyMappingFn

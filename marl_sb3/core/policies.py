@@ -14,7 +14,8 @@ from stable_baselines3.common.preprocessing import get_flattened_obs_dim
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, create_mlp
 from torch import nn, optim
 
-from marl_sb3.core.config import CLASSES, EXTRACTOR_KWARGS, POLICY_KWARGS, require
+from marl_sb3.core.config.networks import CLASSES, EXTRACTOR_KWARGS, POLICY_KWARGS
+from marl_sb3.core.config.values import require
 from marl_sb3.errors import ConfigError, require_known, shown
 
 POLICY = "policy"

@@ -18,19 +18,12 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from marl_sb3.core.state import MAX_SEED, State, StateReader
-from marl_sb3.core.vec_env import (
-    ActionMasks,
-    ChosenAction,
-    EnvFactory,
-    EnvSlot,
-    Options,
-    SlotStep,
-    SyncVecEnv,
-    VecEnvRequest,
-    VecStep,
-    episode_seed,
-)
+from marl_sb3.core.state.state import MAX_SEED, State, StateReader
+from marl_sb3.core.vec_env.interface import Options, VecEnvRequest
+from marl_sb3.core.vec_env.seeding import episode_seed
+from marl_sb3.core.vec_env.separate_envs import EnvFactory, SyncVecEnv
+from marl_sb3.core.vec_env.slot import EnvSlot, SlotStep
+from marl_sb3.core.vec_env.step import ActionMasks, ChosenAction, VecStep
 from marl_sb3.envs.external import StepReport
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.types import AgentID, Array, BoolArray, Observations

@@ -23,15 +23,15 @@ import pettingzoo
 from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 from typing_extensions import override
 
-from marl_sb3.core.config import EXTERNAL
-from marl_sb3.core.envs import (
+from marl_sb3.core.config.ids import EXTERNAL
+from marl_sb3.core.envs.faults import raise_in_words
+from marl_sb3.core.envs.registry import (
     REGISTERED,
     EnvFactory,
     env_factory,
     import_from_here,
     imported_modules,
     module_id,
-    raise_in_words,
     why_not_batched,
 )
 from marl_sb3.doors import EnvFinder, imported

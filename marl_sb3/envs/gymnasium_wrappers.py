@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
-from marl_sb3.core.envs import BENEATH, SingleAgentEnv, resize
+from marl_sb3.core.envs.converted import BENEATH, SingleAgentEnv, resize
 from marl_sb3.doors import EnvKind
 from marl_sb3.envs.tuples import KIND as TUPLES
 from marl_sb3.envs.tuples import AsAgents

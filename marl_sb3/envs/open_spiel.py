@@ -13,12 +13,13 @@ from gymnasium import spaces
 from pettingzoo import AECEnv
 from typing_extensions import override
 
-from marl_sb3.core.envs import MASK, EnvFactory
+from marl_sb3.core.envs.converted import MASK
+from marl_sb3.core.envs.registry import EnvFactory
 from marl_sb3.doors import EnvFinder
 from marl_sb3.envs.finding import versions_of
 from marl_sb3.errors import ConfigError, install_words
 from marl_sb3.types import AgentID, Array
-from marl_sb3.wrappers import OBSERVATION
+from marl_sb3.wrappers.observations import OBSERVATION
 
 OPEN_SPIEL = "open_spiel/"  # and the name of a game
 

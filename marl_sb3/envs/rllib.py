@@ -194,7 +194,7 @@ def _agent_ids(env: Any) -> list[Any]:
 
 
 def _space(env: Any, kind: str, agent: Any) -> Any:
-    """The space of an agent: by a method such as `get_action_space`, of `action_spaces`, or that of all agents."""
+    """The space of an agent: by its method, as an entry of `action_spaces`, or that of all agents."""
     method, by_agent, shared = (getattr(env, name, None) for name in (f"get_{kind}", f"{kind}s", kind))
     found = method(agent) if callable(method) else None
     if found is None and isinstance(by_agent, Mapping):

@@ -16,7 +16,7 @@ from pettingzoo import ParallelEnv
 
 from marl_sb3.errors import EnvError, described
 from marl_sb3.types import AgentID
-from marl_sb3.wrappers import innermost_env
+from marl_sb3.wrappers.checks import innermost_env
 
 _MOST_CELLS = 10_000
 _Area = tuple[float, float, float, float]

@@ -13,13 +13,17 @@ import numpy as np
 from gymnasium import spaces
 from msgspec import Struct
 
-from marl_sb3.core.acting import PolicyBundle, PolicyInputs, PolicySpaces
-from marl_sb3.core.envs import EnvFactory
+from marl_sb3.core.acting.by_agent import PolicyBundle, PolicySpaces
+from marl_sb3.core.acting.policy import PolicyInputs
+from marl_sb3.core.envs.registry import EnvFactory
 from marl_sb3.core.mapping import Deterministic, zero_actions
-from marl_sb3.core.metrics import Episode, EpisodeTracker
+from marl_sb3.core.metrics.episodes import Episode, EpisodeTracker
 from marl_sb3.core.sb3 import inference
-from marl_sb3.core.state import get_rng, preserve_rng, set_rng
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, ZeroBased, make_vec_env, map_arrays, same
+from marl_sb3.core.state.randomness import get_rng, preserve_rng, set_rng
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.make import make_vec_env
+from marl_sb3.core.vec_env.observations import ZeroBased, map_arrays, same
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError, EnvError, MarlSb3Error, described
 from marl_sb3.evaluation.board import board_of, names_of_actions, names_of_cells
 from marl_sb3.evaluation.opponents import RANDOM, Rival, bundle_of
@@ -29,7 +33,7 @@ from marl_sb3.evaluation.score import Scoreboard
 from marl_sb3.evaluation.search import searching
 from marl_sb3.evaluation.viewed_env import ViewedEnv
 from marl_sb3.types import AgentID, Array, BoolArray
-from marl_sb3.wrappers import choices_of
+from marl_sb3.wrappers.observations import choices_of
 
 _TURN = threading.Lock()  # The global random generators belong to one game at a time.
 _MOST_CHOICES, _MOST_NUMBERS = 256, 64  # of an action that a person can choose

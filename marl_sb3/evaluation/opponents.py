@@ -14,16 +14,19 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.envs import RAISED
+from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.core.envs.faults import RAISED
 from marl_sb3.core.mapping import by_policy
-from marl_sb3.core.vec_env import MultiAgentVecEnv, Stream, VecStep, spawned, taken
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.observations import taken
+from marl_sb3.core.vec_env.seeding import Stream, spawned
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.doors import Door
-from marl_sb3.envs import attribute_from_here
+from marl_sb3.envs.finding import attribute_from_here
 from marl_sb3.errors import ConfigError, HookError, described, shown
 from marl_sb3.extensions.hub import is_address
 from marl_sb3.types import AgentID, Array, BoolArray, PolicyID
-from marl_sb3.wrappers import choices_of
+from marl_sb3.wrappers.observations import choices_of
 
 _log = logging.getLogger(__name__)
 

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from marl_sb3.core.acting import Acted, Actor, PolicyBundle
+from marl_sb3.core.acting.actor import Acted, Actor
+from marl_sb3.core.acting.by_agent import PolicyBundle
 from marl_sb3.core.mapping import Deterministic, by_policy, rows_of_policy, zero_actions
-from marl_sb3.core.state import StateReader
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.evaluation.opponents import Against, OpponentRows, bundle_of, opponents_of
 from marl_sb3.evaluation.search import Searcher, SearchingBundle
 from marl_sb3.types import AgentID, Array, PolicyID

@@ -16,21 +16,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch as th
 
-from marl_sb3.core.acting import ActingWatcher, PolicyBundle, PolicySpaces
-from marl_sb3.core.config import Count, PositiveInt, require
+from marl_sb3.core.acting.actor import ActingWatcher
+from marl_sb3.core.acting.by_agent import PolicyBundle, PolicySpaces
+from marl_sb3.core.config.values import Count, PositiveInt, require
 from marl_sb3.core.mapping import Deterministic, zero_actions
-from marl_sb3.core.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
-from marl_sb3.core.sb3 import preserve_noise
-from marl_sb3.core.state import preserve_rng
-from marl_sb3.core.training import MultiAgentAlgorithm
-from marl_sb3.core.vec_env import MultiAgentVecEnv, seed_of
+from marl_sb3.core.metrics.episodes import Episode, EpisodeTracker
+from marl_sb3.core.metrics.names import Result, finite_or_none, flatten
+from marl_sb3.core.sb3.inference import preserve_noise
+from marl_sb3.core.state.randomness import preserve_rng
+from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.seeding import seed_of
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.opponents import RANDOM, Against, opponent_name
 from marl_sb3.evaluation.pairing import Pairing
 from marl_sb3.types import AgentID
 
 if TYPE_CHECKING:
-    from marl_sb3.runs import TrainConfig
+    from marl_sb3.runs.schema import TrainConfig
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,16 @@ import torch as th
 from gymnasium import spaces
 from pettingzoo import AECEnv
 
-from marl_sb3.core.acting import AgentInputs, PolicyBundle, RequestedOutputs
-from marl_sb3.core.envs import MASK
+from marl_sb3.core.acting.asked_agent import AgentInputs, RequestedOutputs
+from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.core.envs.converted import MASK
 from marl_sb3.core.mapping import Deterministic, by_policy
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, same
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.observations import same
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError, described
 from marl_sb3.types import AgentID, Array
-from marl_sb3.wrappers import OBSERVATION
+from marl_sb3.wrappers.observations import OBSERVATION
 
 _EXPLORATION = 1.5  # c of PUCT: how much probabilities count beside values
 _UNTRIED = 0.2  # how much less than its position an action is worth that was not tried

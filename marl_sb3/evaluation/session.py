@@ -16,12 +16,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from marl_sb3.core.metrics import Episode
+from marl_sb3.core.metrics.episodes import Episode
 from marl_sb3.errors import ConfigError, EnvError, MarlSb3Error, require_known
 from marl_sb3.evaluation.board import Board, board_of
 from marl_sb3.evaluation.game import Game, Insight
 from marl_sb3.evaluation.viewed_env import View
-from marl_sb3.extensions.display import DEFAULT_FPS, VideoFile
+from marl_sb3.extensions.display.video import DEFAULT_FPS, VideoFile
 from marl_sb3.types import AgentID
 
 LEAST_PER_S, MOST_PER_S = 0.1, 1000.0  # env steps

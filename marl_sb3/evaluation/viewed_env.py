@@ -10,12 +10,14 @@ from typing import Any
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
-from marl_sb3.core.envs import EnvFactory, env_factory, make_env
-from marl_sb3.envs import DrawnEnv, TurnBasedEnv
+from marl_sb3.core.envs.registry import EnvFactory, env_factory, make_env
+from marl_sb3.envs.drawn import DrawnEnv
+from marl_sb3.envs.turn_based import TurnBasedEnv
 from marl_sb3.errors import ConfigError, MarlSb3Error, described
-from marl_sb3.extensions.display import FilmedEnv, Scene, VideoFile, captioned, is_picture, rendered, with_images
+from marl_sb3.extensions.display.filmed_env import FilmedEnv, Scene, captioned, is_picture, rendered, with_images
+from marl_sb3.extensions.display.video import VideoFile
 from marl_sb3.types import AgentID, Array
-from marl_sb3.wrappers import innermost_env
+from marl_sb3.wrappers.checks import innermost_env
 
 _MOST_PIXELS = 100_000_000  # of a film; it needs a byte for each until it is written. 600 frames of the arena
 

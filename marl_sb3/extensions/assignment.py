@@ -12,12 +12,17 @@ from typing import Any, ClassVar
 import numpy as np
 from typing_extensions import override
 
-from marl_sb3.core.acting import Acted, Actor
+from marl_sb3.core.acting.actor import Acted, Actor
 from marl_sb3.core.mapping import PolicyMapping
-from marl_sb3.core.metrics import Episode, EpisodeTracker
-from marl_sb3.core.state import SavedPart, State, StateReader, preserve_rng
-from marl_sb3.core.training import LocalRunner
-from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv, VecStep, assignment_rng
+from marl_sb3.core.metrics.episodes import Episode, EpisodeTracker
+from marl_sb3.core.state.fields import SavedPart
+from marl_sb3.core.state.randomness import preserve_rng
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.training.runner import LocalRunner
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.observations import AgentGroup
+from marl_sb3.core.vec_env.seeding import assignment_rng
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.doors import Assignment
 from marl_sb3.errors import ConfigError, described, refuse, require_known, shown
 from marl_sb3.types import AgentID, Array, PolicyID, PolicyMappingFn

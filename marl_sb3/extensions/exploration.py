@@ -10,12 +10,17 @@ import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
-from marl_sb3.core.acting import Decision, ExploringPolicy, Policy, PolicyInputs, RolloutPolicy
-from marl_sb3.core.config import Decay, Points, PositiveFloat
-from marl_sb3.core.learners import LearnerOptions, LearnerPart, PolicySpec
-from marl_sb3.core.sb3 import Progress, distribution, log_prob, make_schedule, q_values
-from marl_sb3.core.state import SavedPart, State, StateReader, generator_state, is_plain, set_generator_state
-from marl_sb3.core.vec_env import Stream, spawned
+from marl_sb3.core.acting.policy import Decision, ExploringPolicy, Policy, PolicyInputs, RolloutPolicy
+from marl_sb3.core.config.algorithms import Decay, Points
+from marl_sb3.core.config.values import PositiveFloat
+from marl_sb3.core.learners.learner import LearnerOptions, LearnerPart
+from marl_sb3.core.learners.spec import PolicySpec
+from marl_sb3.core.sb3.inference import distribution, log_prob, q_values
+from marl_sb3.core.sb3.schedules import Progress, make_schedule
+from marl_sb3.core.state.fields import SavedPart
+from marl_sb3.core.state.randomness import generator_state, set_generator_state
+from marl_sb3.core.state.state import State, StateReader, is_plain
+from marl_sb3.core.vec_env.seeding import Stream, spawned
 from marl_sb3.errors import ConfigError, shown
 from marl_sb3.types import Array, BoolArray, FloatArray
 

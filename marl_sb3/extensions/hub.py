@@ -20,13 +20,16 @@ from filelock import FileLock
 import marl_sb3
 from marl_sb3.doors import STORES, Store
 from marl_sb3.errors import ConfigError, MarlSb3Error, refuse
-from marl_sb3.files import as_path, is_regular, path_is_usable, remove_folder, replaced_folder
+from marl_sb3.files.atomic import remove_folder, replaced_folder
+from marl_sb3.files.paths import as_path, path_is_usable
+from marl_sb3.files.regular import is_regular
 from marl_sb3.startup import require_extra
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-    from marl_sb3.core.state import Checkpoint, State, Tensors
+    from marl_sb3.core.state.checkpoint import Checkpoint, Tensors
+    from marl_sb3.core.state.state import State
 
 T = TypeVar("T")
 

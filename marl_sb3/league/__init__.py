@@ -7,9 +7,3 @@ runner       steps envs in which members play
 snapshots    snapshots of a policy act in one batch
 watcher      counts results and takes snapshots
 """
-
-from __future__ import annotations
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

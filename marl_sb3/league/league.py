@@ -12,14 +12,15 @@ from typing import Any, NamedTuple, Self, get_type_hints
 import numpy as np
 from typing_extensions import override
 
-from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.config import Fraction, PositiveInt, require
-from marl_sb3.core.metrics import Episode, Result
-from marl_sb3.core.state import State, StateReader
+from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.core.config.values import Fraction, PositiveInt, require
+from marl_sb3.core.metrics.episodes import Episode
+from marl_sb3.core.metrics.names import Result
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.doors import WATCHERS, Assignment
 from marl_sb3.errors import ConfigError, MarlSb3Error, refuse, require_known, shown
-from marl_sb3.evaluation import is_code, of_policy
-from marl_sb3.extensions.store import load_policies, member_policy
+from marl_sb3.evaluation.opponents import is_code, of_policy
+from marl_sb3.extensions.store.load import load_policies, member_policy
 from marl_sb3.league.pool import (
     Member,
     Score,
@@ -248,7 +249,7 @@ class League(Assignment):
 
         The first member, which never leaves the pool, is at 0, so that ratings may be compared over time.
         """
-        from marl_sb3.results import ratings
+        from marl_sb3.results.rating import ratings
 
         everyone = [*self.members, *self.seats]
         scores_of = {**{name: member.scores for name, member in self.members.items()}, **self.scores}

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marl_sb3.core.metrics import Result
-from marl_sb3.core.state import State, StateReader
+from marl_sb3.core.metrics.names import Result
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.types import Array, PolicyID
 
 Weights = Mapping[str, Array]  # of one policy, by name, as a checkpoint holds them

@@ -11,15 +11,23 @@ import numpy as np
 import torch as th
 from typing_extensions import override
 
-from marl_sb3.core.acting import Actor, PolicyBundle, PredictingPolicy
+from marl_sb3.core.acting.actor import Actor
+from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.core.acting.policy import PredictingPolicy
 from marl_sb3.core.mapping import PolicyMapping, PolicyRows, rows_of_policy
-from marl_sb3.core.metrics import Episode, EpisodeTracker
-from marl_sb3.core.processing import Processing, process_rows
-from marl_sb3.core.sb3 import weight_forms
-from marl_sb3.core.state import SavedPart, State, StateReader, TensorFile
-from marl_sb3.core.vec_env import MultiAgentVecEnv, Stream, VecStep, spawned, taken
+from marl_sb3.core.metrics.episodes import Episode, EpisodeTracker
+from marl_sb3.core.processing.processing import Processing
+from marl_sb3.core.processing.rows import process_rows
+from marl_sb3.core.sb3.tensors import weight_forms
+from marl_sb3.core.state.checkpoint import TensorFile
+from marl_sb3.core.state.fields import SavedPart
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.observations import taken
+from marl_sb3.core.vec_env.seeding import Stream, spawned
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError, HookError, described
-from marl_sb3.evaluation import Opponent, ask_opponent, opponents_of
+from marl_sb3.evaluation.opponents import Opponent, ask_opponent, opponents_of
 from marl_sb3.extensions.assignment import AssignedRunner, seen_by_players
 from marl_sb3.league.league import League
 from marl_sb3.league.pool import Member, read_member, read_weights_of

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from marl_sb3.core.config import Count, Fraction, Named, PositiveInt, Strings
+from marl_sb3.core.config.values import Count, Fraction, Named, PositiveInt, Strings
 from marl_sb3.errors import ConfigError, require_known, shown
 from marl_sb3.types import PolicyID
 

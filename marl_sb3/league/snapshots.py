@@ -15,8 +15,8 @@ from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from torch import nn
 from typing_extensions import override
 
-from marl_sb3.core.acting import Decision, Policy, PolicyInputs
-from marl_sb3.core.sb3 import initial_states, takes_masks
+from marl_sb3.core.acting.policy import Decision, Policy, PolicyInputs
+from marl_sb3.core.sb3.inference import initial_states, takes_masks
 from marl_sb3.league.pool import Member
 from marl_sb3.types import Array
 

@@ -10,12 +10,15 @@ from typing import Any
 from stable_baselines3.common.callbacks import BaseCallback
 from typing_extensions import override
 
-from marl_sb3.core.metrics import Episode, Result
-from marl_sb3.core.sb3 import read_weights, reset_optimizers, weights
-from marl_sb3.core.state import TensorFile, store_of
-from marl_sb3.core.training import MultiAgentAlgorithm, TrainingWatcher
-from marl_sb3.core.vec_env import VecStep
-from marl_sb3.files import file_names, remove_folder, write_whole
+from marl_sb3.core.metrics.episodes import Episode
+from marl_sb3.core.metrics.names import Result
+from marl_sb3.core.sb3.tensors import read_weights, reset_optimizers, weights
+from marl_sb3.core.state.checkpoint import TensorFile, store_of
+from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
+from marl_sb3.core.training.callback import TrainingWatcher
+from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.files.atomic import remove_folder, write_whole
+from marl_sb3.files.paths import file_names
 from marl_sb3.league.league import League
 from marl_sb3.league.pool import Member
 from marl_sb3.types import PolicyID

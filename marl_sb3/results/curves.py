@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from marl_sb3.core.config import counted
-from marl_sb3.core.metrics import bootstrap_interval, interquartile_mean, mean
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.metrics.statistics import bootstrap_interval, interquartile_mean, mean
 from marl_sb3.errors import ConfigError, refuse, require_known
 from marl_sb3.results.records import AGENT_RETURNS, AGENT_STEPS, RETURN, SECONDS, STEPS, Groups, RunRecord
 from marl_sb3.types import Array

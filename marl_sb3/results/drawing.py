@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display import Html, Page, note, words
-from marl_sb3.files import named_by_user, write_whole
+from marl_sb3.extensions.display.page import Html, Page, note, words
+from marl_sb3.files.atomic import named_by_user, write_whole
 from marl_sb3.results.curves import Curve, Figure, Panel, draw_up
 from marl_sb3.results.reading import read_records
 from marl_sb3.results.records import group_by_settings

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.files import path_is_usable, read_regular, write_whole
+from marl_sb3.files.atomic import write_whole
+from marl_sb3.files.paths import path_is_usable
+from marl_sb3.files.regular import read_regular
 from marl_sb3.results.records import AGENT_RETURNS, RETURN, STEPS, Groups, RunRecord
 
 # Ours -> theirs: what BenchMARL and Mava call the sum of the agents' returns.

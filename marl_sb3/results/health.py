@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from marl_sb3.core.config import counted
-from marl_sb3.core.metrics import Opposition
-from marl_sb3.extensions.display import short
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.metrics.opposition import Opposition
+from marl_sb3.extensions.display.text import short
 from marl_sb3.types import AgentID, PolicyID
 
 Column = npt.NDArray[np.float64]  # a value for each iteration; NaN where there is none

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from marl_sb3.core.metrics import flatten
+from marl_sb3.core.metrics.names import flatten
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.hub import is_address, local_folder
-from marl_sb3.extensions.store import RUN_CONFIG, runs_of
-from marl_sb3.files import is_regular, path_is_usable, read_yaml
+from marl_sb3.extensions.store.checkpoint_folder import RUN_CONFIG, runs_of
+from marl_sb3.files.paths import path_is_usable
+from marl_sb3.files.plain_yaml import read_yaml
+from marl_sb3.files.regular import is_regular
 from marl_sb3.results.exchange import read_marl_eval
 from marl_sb3.results.records import RunRecord
 from marl_sb3.results.result_log import readable_results

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.config import counted
+from marl_sb3.core.config.values import counted
 from marl_sb3.errors import ConfigError, did_you_mean
-from marl_sb3.extensions.dialects import require_logged
+from marl_sb3.extensions.dialects.names import require_logged
 from marl_sb3.types import Array
 
 STEPS, AGENT_STEPS, SECONDS = "num_env_steps_sampled_lifetime", "num_agent_steps_sampled_lifetime", "time_total_s"

@@ -7,9 +7,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from marl_sb3.core.metrics import Result
+from marl_sb3.core.metrics.names import Result
 from marl_sb3.errors import ConfigError
-from marl_sb3.files import open_regular, path_is_usable, read_regular
+from marl_sb3.files.paths import path_is_usable
+from marl_sb3.files.regular import open_regular, read_regular
 
 RESULT_FILE = "result.jsonl"
 

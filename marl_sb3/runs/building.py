@@ -13,28 +13,27 @@ from typing import Any, NoReturn
 
 import torch
 
-from marl_sb3.core.config import algorithm_info, counted
-from marl_sb3.core.envs import EnvFactory, env_factory
-from marl_sb3.core.learners import (
-    PolicySpec,
-    hyperparameter_defaults,
-    is_off_policy,
-    named_algorithm,
-    parallel_updates,
-    resolve_hyperparameters,
-)
+from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.envs.registry import EnvFactory, env_factory
+from marl_sb3.core.learners.building import is_off_policy
+from marl_sb3.core.learners.learner import parallel_updates
+from marl_sb3.core.learners.spec import PolicySpec, hyperparameter_defaults, named_algorithm, resolve_hyperparameters
 from marl_sb3.core.mapping import SHARED, PolicyMapping, policy_mapping, policy_of_agents, resolve_policies
-from marl_sb3.core.metrics import info_metrics
-from marl_sb3.core.state import preserve_rng
-from marl_sb3.core.training import MultiAgentAlgorithm
-from marl_sb3.core.vec_env import MultiAgentVecEnv, fresh_seed, make_vec_env
+from marl_sb3.core.metrics.episodes import info_metrics
+from marl_sb3.core.state.randomness import preserve_rng
+from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.make import make_vec_env
+from marl_sb3.core.vec_env.seeding import fresh_seed
 from marl_sb3.doors import Assignment
-from marl_sb3.envs import attribute_from_here, named_wrappers, wrapping_factory
+from marl_sb3.envs.finding import attribute_from_here
+from marl_sb3.envs.gymnasium_wrappers import named_wrappers, wrapping_factory
 from marl_sb3.errors import ConfigError, require_known, shown
 from marl_sb3.extensions.assignment import SampledAssignment, SwappedAssignment
-from marl_sb3.extensions.dialects import no_policy
-from marl_sb3.extensions.remote import AnyRunners
-from marl_sb3.league import League
+from marl_sb3.extensions.dialects.names import no_policy
+from marl_sb3.extensions.remote.ray import AnyRunners
+from marl_sb3.league.league import League
 from marl_sb3.runs.files import Hparams, entry_of
 from marl_sb3.runs.folder import undone_on_error
 from marl_sb3.runs.schema import ACCEPTED, BY_POLICY, SECTIONS, SWAP, PolicySettings, TrainConfig, names_in, source_of
@@ -128,7 +127,7 @@ def build(
         try:
             made_of, settings = wrapped_env(factory or config.env, config.env_wrapper), env_settings(config)
             if config.n_shards or runners is not None:
-                from marl_sb3.extensions.remote import make_sharded_vec_env
+                from marl_sb3.extensions.remote.sharded_vec_env import make_sharded_vec_env
 
                 numbers = config.n_envs, config.n_shards, config.seed
                 env: MultiAgentVecEnv = make_sharded_vec_env(

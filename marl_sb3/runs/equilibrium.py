@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.acting import AgentInputs, PolicyBundle, RequestedOutputs
-from marl_sb3.core.envs import MASK, env_factory
-from marl_sb3.core.metrics import Result
+from marl_sb3.core.acting.asked_agent import AgentInputs, RequestedOutputs
+from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.core.envs.converted import MASK
+from marl_sb3.core.envs.registry import env_factory
+from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.sb3 import inference
-from marl_sb3.core.training import MultiAgentAlgorithm
-from marl_sb3.envs import OPEN_SPIEL, OpenSpielEnv
+from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
+from marl_sb3.envs.open_spiel import OPEN_SPIEL, OpenSpielEnv
 from marl_sb3.errors import ConfigError, shown
-from marl_sb3.evaluation import preserve_training_state
-from marl_sb3.extensions.store import load_policies
+from marl_sb3.evaluation.playing import preserve_training_state
+from marl_sb3.extensions.store.load import load_policies
 from marl_sb3.runs.folder import LEAGUE, members_of
 from marl_sb3.runs.run import Run, SavedRun
 from marl_sb3.types import AgentID, Array

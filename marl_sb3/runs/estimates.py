@@ -16,34 +16,30 @@ from rich.table import Table
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.preprocessing import preprocess_obs
 
-from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.config import Fraction, counted, require
-from marl_sb3.core.learners import blas_threads
+from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.core.config.values import Fraction, counted, require
+from marl_sb3.core.learners.learner import blas_threads
 from marl_sb3.core.mapping import PolicyRows
-from marl_sb3.core.metrics import SampleStats, sample_stats
-from marl_sb3.core.sb3 import initial_states, takes_masks
-from marl_sb3.core.vec_env import AgentGroup, taken
+from marl_sb3.core.metrics.statistics import SampleStats, sample_stats
+from marl_sb3.core.sb3.inference import initial_states, takes_masks
+from marl_sb3.core.vec_env.observations import AgentGroup, taken
 from marl_sb3.errors import ConfigError
-from marl_sb3.evaluation import preserve_training_state
-from marl_sb3.extensions.data import (
-    RECORDING,
+from marl_sb3.evaluation.playing import preserve_training_state
+from marl_sb3.extensions.data.dataset import RECORDING, PolicyData, RecordedEpisode, joint_episodes_of, read_data
+from marl_sb3.extensions.data.demonstrations import demonstrations, require_episodes
+from marl_sb3.extensions.data.estimators import (
     Decisions,
     Estimate,
     Fitting,
-    PolicyData,
-    RecordedEpisode,
     effective_sample_size,
     estimate,
-    joint_episodes_of,
     joint_weights,
     made,
-    read_data,
-    require_episodes,
     resamples,
     robust_values,
 )
-from marl_sb3.extensions.data.demonstrations import demonstrations
-from marl_sb3.extensions.display import number, standard_console
+from marl_sb3.extensions.display.screen import standard_console
+from marl_sb3.extensions.display.text import number
 from marl_sb3.runs.evaluate import SUM
 from marl_sb3.types import AgentID, Array, PolicyID
 

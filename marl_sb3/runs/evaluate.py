@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marl_sb3.core.acting import Acted, ActingWatcher
-from marl_sb3.core.config import EXTERNAL, counted
-from marl_sb3.core.metrics import SampleStats, sample_stats, share_stats
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, make_vec_env
+from marl_sb3.core.acting.actor import Acted, ActingWatcher
+from marl_sb3.core.config.ids import EXTERNAL
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.metrics.statistics import SampleStats, sample_stats, share_stats
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.make import make_vec_env
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError
-from marl_sb3.evaluation import (
+from marl_sb3.evaluation.game import GamePlan
+from marl_sb3.evaluation.playing import (
     Evaluation,
     EvaluationPlan,
-    GamePlan,
     SeatEvaluations,
     episodes_of_env,
     play_episodes,
@@ -28,16 +31,18 @@ from marl_sb3.evaluation import (
     seat_name,
     seats_of,
 )
-from marl_sb3.extensions.data import recorder_of
-from marl_sb3.extensions.display import SUM_ROW, Samples, one_line, progress_bars, samples_table, standard_console
-from marl_sb3.files import as_path
+from marl_sb3.extensions.data.recorder import recorder_of
+from marl_sb3.extensions.display.screen import standard_console
+from marl_sb3.extensions.display.tables import SUM_ROW, Samples, progress_bars, samples_table
+from marl_sb3.extensions.display.text import one_line
+from marl_sb3.files.paths import as_path
 from marl_sb3.runs.building import env_settings, make_envs, wrapped_env
 from marl_sb3.runs.rivals import short_name
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.types import AgentID, Array, PolicyID
 
 if TYPE_CHECKING:
-    from marl_sb3.extensions.display import VideoFile
+    from marl_sb3.extensions.display.video import VideoFile
 SUM = SUM_ROW.label
 
 
@@ -203,7 +208,7 @@ def evaluate_run(
 def _make_env(run: SavedRun, plan: EvaluationPlan, video: VideoFile | None) -> MultiAgentVecEnv:
     if video is None:
         return make_envs(run.config, n_envs=plan.n_envs, seed=plan.seed)
-    from marl_sb3.extensions.display import filming_factory
+    from marl_sb3.extensions.display.filmed_env import filming_factory
 
     factory = filming_factory(wrapped_env(run.config.env, run.config.env_wrapper), video.add, plan.film_episodes)
     settings = {**env_settings(run.config), "n_workers": 0}  # this process gets the frames

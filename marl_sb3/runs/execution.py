@@ -10,13 +10,13 @@ from pathlib import Path
 from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.callbacks import CheckpointCallback, RewardHistogramCallback, StopAfterSteps, StopOnMetric, StopOnSignal
-from marl_sb3.core.acting import PolicyByAgent
-from marl_sb3.core.metrics import Result
-from marl_sb3.core.training import TrainingCallback
+from marl_sb3.core.acting.by_agent import PolicyByAgent
+from marl_sb3.core.metrics.names import Result
+from marl_sb3.core.training.callback import TrainingCallback
 from marl_sb3.errors import EnvRaisedError, HookError, MarlSb3Error, NumericError, WorkerError, note
-from marl_sb3.files import replaced_folder
-from marl_sb3.league import League
-from marl_sb3.results import last_result
+from marl_sb3.files.atomic import replaced_folder
+from marl_sb3.league.league import League
+from marl_sb3.results.result_log import last_result
 from marl_sb3.runs.folder import LEAGUE, RunFolder, write_traceback
 from marl_sb3.runs.logs import logs_of
 from marl_sb3.runs.resume import Phase, phases_after

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from marl_sb3.errors import SHOWN, ConfigError, did_you_mean, shown
-from marl_sb3.extensions.dialects import ATARI, DEFAULT, section_for
-from marl_sb3.files import plain_data, read_yaml, yaml_text
+from marl_sb3.extensions.dialects.zoo import ATARI, DEFAULT, section_for
+from marl_sb3.files.plain_yaml import plain_data, read_yaml, yaml_text
 from marl_sb3.runs.schema import ACCEPTED, TrainConfig, value_of
 
 

@@ -19,28 +19,17 @@ from typing import Any
 from filelock import FileLock, Timeout
 from msgspec import Struct
 
-from marl_sb3.core.config import EXTERNAL, id_fault
+from marl_sb3.core.config.ids import EXTERNAL, id_fault
 from marl_sb3.errors import ConfigError, MarlSb3Error, shown
 from marl_sb3.extensions.hub import is_address, is_downloaded, local_folder
-from marl_sb3.extensions.store import MANIFEST, RUN_CONFIG, RUNS, checkpoints_of, newest_run, runs_of
-from marl_sb3.files import (
-    SIGNATURE,
-    as_path,
-    file_names,
-    is_regular,
-    path_is_usable,
-    read_json,
-    read_regular,
-    read_yaml,
-    remove_folder,
-    require_folder,
-    require_regular,
-    require_text,
-    unfinished_path,
-    verified_copy,
-    write_whole,
-)
-from marl_sb3.results import RESULT_FILE
+from marl_sb3.extensions.store.checkpoint_folder import RUN_CONFIG, RUNS, checkpoints_of, newest_run, runs_of
+from marl_sb3.extensions.store.checkpoint_format import MANIFEST
+from marl_sb3.files.atomic import remove_folder, unfinished_path, write_whole
+from marl_sb3.files.paths import as_path, file_names, path_is_usable, require_text
+from marl_sb3.files.plain_yaml import read_yaml
+from marl_sb3.files.regular import is_regular, read_json, read_regular, require_folder, require_regular
+from marl_sb3.files.signed import SIGNATURE, verified_copy
+from marl_sb3.results.result_log import RESULT_FILE
 from marl_sb3.runs.files import entry_of, to_yaml
 from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.runs.settings import load_config

@@ -12,25 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from marl_sb3.callbacks import StopOnSignal
-from marl_sb3.core.config import AlgorithmInfo, counted
-from marl_sb3.core.envs import EnvFactory
-from marl_sb3.core.learners import limited_threads, named_algorithm
-from marl_sb3.core.state import State, StateReader, read_states, states_of
-from marl_sb3.core.training import IterationReport, ResultLogger, iteration_result
-from marl_sb3.core.vec_env import FIRST_CLONED, derived_seed
-from marl_sb3.envs import named_factory
+from marl_sb3.core.config.algorithms import AlgorithmInfo
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.envs.registry import EnvFactory
+from marl_sb3.core.learners.learner import limited_threads
+from marl_sb3.core.learners.spec import named_algorithm
+from marl_sb3.core.state.fields import read_states, states_of
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.training.loop import IterationReport
+from marl_sb3.core.training.results import ResultLogger, iteration_result
+from marl_sb3.core.vec_env.seeding import FIRST_CLONED, derived_seed
+from marl_sb3.envs.finding import named_factory
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.data import (
-    Cloning,
-    CloningOptions,
-    OfflineTraining,
-    PolicyData,
-    learns_offline,
-    read_data,
-    require_episodes,
-)
-from marl_sb3.extensions.display import number, progress_bars, standard_console
-from marl_sb3.files import as_path, path_is_usable, read_regular, require_text
+from marl_sb3.extensions.data.cloning import Cloning, CloningOptions
+from marl_sb3.extensions.data.dataset import PolicyData, read_data
+from marl_sb3.extensions.data.demonstrations import require_episodes
+from marl_sb3.extensions.data.offline import OfflineTraining, learns_offline
+from marl_sb3.extensions.display.screen import standard_console
+from marl_sb3.extensions.display.tables import progress_bars
+from marl_sb3.extensions.display.text import number
+from marl_sb3.files.paths import as_path, path_is_usable, require_text
+from marl_sb3.files.regular import read_regular
 from marl_sb3.runs.building import import_algorithms, source_named
 from marl_sb3.runs.execution import save_policies_of_complete
 from marl_sb3.runs.files import Hparams

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from marl_sb3.core.envs import imported_modules
-from marl_sb3.core.learners import available_cores
-from marl_sb3.core.metrics import Result
-from marl_sb3.files import open_regular, write_whole
-from marl_sb3.results import last_result
+from marl_sb3.core.envs.registry import imported_modules
+from marl_sb3.core.learners.learner import available_cores
+from marl_sb3.core.metrics.names import Result
+from marl_sb3.files.atomic import write_whole
+from marl_sb3.files.regular import open_regular
+from marl_sb3.results.result_log import last_result
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.schema import TrainConfig

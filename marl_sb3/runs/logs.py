@@ -20,11 +20,12 @@ import numpy as np
 from stable_baselines3.common.logger import KVWriter, TensorBoardOutputFormat, filter_excluded_keys
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from marl_sb3.core.metrics import Result, finite_or_none, flatten
-from marl_sb3.core.training import ResultLogger, ResultWriter
+from marl_sb3.core.metrics.names import Result, finite_or_none, flatten
+from marl_sb3.core.training.results import ResultLogger, ResultWriter
 from marl_sb3.errors import ConfigError
-from marl_sb3.files import append_text, read_regular, replaced_file, with_filename, write_whole
-from marl_sb3.results import RESULT_FILE, logged_lines, read_results
+from marl_sb3.files.atomic import replaced_file, with_filename, write_whole
+from marl_sb3.files.regular import append_text, read_regular
+from marl_sb3.results.result_log import RESULT_FILE, logged_lines, read_results
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.run import Run
 from marl_sb3.runs.schema import TrainConfig

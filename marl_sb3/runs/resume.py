@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from marl_sb3.core.config import PositiveInt, accepts
+from marl_sb3.core.config.values import PositiveInt, accepts
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.dialects import canonical_name
+from marl_sb3.extensions.dialects.names import canonical_name
 from marl_sb3.runs.schema import ACCEPTED, FREE, Extension, TrainConfig, value_of
 
 # --- The planned ends of a run ---------------------------------------------------------------------------------------

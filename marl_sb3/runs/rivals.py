@@ -9,13 +9,16 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.errors import CheckpointError, ConfigError, shown
-from marl_sb3.evaluation import OPPONENTS, RANDOM, Rival, is_code, of_policy
+from marl_sb3.evaluation.opponents import OPPONENTS, RANDOM, Rival, is_code, of_policy
 from marl_sb3.extensions.hub import local_folder
-from marl_sb3.extensions.store import MANIFEST, find_checkpoint, load_policies, member_policy, with_checkpoint
-from marl_sb3.files import UNFINISHED, require_folder
+from marl_sb3.extensions.store.checkpoint_folder import find_checkpoint, with_checkpoint
+from marl_sb3.extensions.store.checkpoint_format import MANIFEST
+from marl_sb3.extensions.store.load import load_policies, member_policy
+from marl_sb3.files.atomic import UNFINISHED
+from marl_sb3.files.regular import require_folder
 from marl_sb3.runs.folder import LEAGUE, Member, RunFolder, find_run, members_of, run_around
 from marl_sb3.runs.run import SavedRun
 

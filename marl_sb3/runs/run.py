@@ -13,21 +13,26 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.callbacks import RecordEpisodes
-from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.envs import EnvFactory
+from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.core.envs.registry import EnvFactory
 from marl_sb3.core.mapping import Deterministic
-from marl_sb3.core.metrics import Result, flatten, info_metrics, table
-from marl_sb3.core.state import Checkpoint, StateReader
-from marl_sb3.core.training import MultiAgentAlgorithm
-from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.core.metrics.episodes import info_metrics
+from marl_sb3.core.metrics.names import Result, flatten
+from marl_sb3.core.metrics.statistics import table
+from marl_sb3.core.state.checkpoint import Checkpoint
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.doors import counterpart
-from marl_sb3.envs import named_factory
+from marl_sb3.envs.finding import named_factory
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
-from marl_sb3.extensions.remote import AnyRunners
-from marl_sb3.extensions.store import find_checkpoint, read_bundle, with_checkpoint
-from marl_sb3.files import file_names, is_regular
-from marl_sb3.results import read_results
+from marl_sb3.evaluation.playing import EvaluationPlan, evaluate_policies
+from marl_sb3.extensions.remote.ray import AnyRunners
+from marl_sb3.extensions.store.checkpoint_folder import find_checkpoint, with_checkpoint
+from marl_sb3.extensions.store.load import read_bundle
+from marl_sb3.files.paths import file_names
+from marl_sb3.files.regular import is_regular
+from marl_sb3.results.result_log import read_results
 from marl_sb3.runs.building import build, make_envs, policy_spec, set_up_process, source_named
 from marl_sb3.runs.folder import RunFolder, find_run, run_around, undone_on_error, verified_path
 from marl_sb3.runs.resume import Change
@@ -136,7 +141,7 @@ class Run:
         Raises:
             ConfigError: there is no such metric, nothing has been logged, or matplotlib is not installed.
         """
-        from marl_sb3.results import plot_paths
+        from marl_sb3.results.drawing import plot_paths
 
         return plot_paths([self.folder], metrics, axis=axis, smooth=smooth, out=out)
 
@@ -197,7 +202,8 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return the run as notebooks show it: with the means over the latest episodes."""
-        from marl_sb3.extensions.display import MOST_AGENTS, evaluated, metric_rows, note, table
+        from marl_sb3.extensions.display.page import note, table
+        from marl_sb3.extensions.display.tables import MOST_AGENTS, evaluated, metric_rows
 
         if self.result is None:
             return note(repr(self))

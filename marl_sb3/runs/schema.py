@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal, NamedTuple, cast, get_type_hints
 
 from msgspec import Meta
 
-from marl_sb3.core.config import (
+from marl_sb3.core.config.ids import require_ids
+from marl_sb3.core.config.settings import ProcessingSettings, section_by_setting
+from marl_sb3.core.config.values import (
     Count,
     FiniteFloat,
     Named,
@@ -18,20 +20,17 @@ from marl_sb3.core.config import (
     NumberOfWorkers,
     PositiveInt,
     PositiveSeconds,
-    ProcessingSettings,
     Seed,
     Strings,
     accepts,
     refusal,
     require,
-    require_ids,
-    section_by_setting,
 )
 from marl_sb3.doors import Dialect
 from marl_sb3.errors import ConfigError, shown
-from marl_sb3.extensions.central import CentralSettings
-from marl_sb3.extensions.data import DataSettings
-from marl_sb3.league import LeagueSettings
+from marl_sb3.extensions.central.settings import CentralSettings
+from marl_sb3.extensions.data.settings import DataSettings
+from marl_sb3.league.settings import LeagueSettings
 from marl_sb3.output import printable
 from marl_sb3.types import AgentID, PolicyID
 
@@ -402,6 +401,8 @@ OFFERED: Mapping[str, Offered] = {
         TRACKERS,
     ),
 }
+
+
 class RunSettings(Dialect):
     """Makes the settings of runs known to messages about settings of policies."""
 

@@ -10,12 +10,10 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.core.config import canonical_algorithm, kinds_of
+from marl_sb3.core.config.algorithms import canonical_algorithm, kinds_of
 from marl_sb3.errors import ConfigError, refuse, shown
-from marl_sb3.extensions.dialects import (
+from marl_sb3.extensions.dialects.names import (
     HYPERPARAMETERS,
-    KEYS,
-    LATER,
     Meanings,
     canonical_hyperparameters,
     canonical_name,
@@ -23,10 +21,10 @@ from marl_sb3.extensions.dialects import (
     meanings,
     path_of,
     put,
-    refuse_unsupported,
     run_meanings,
-    translated_key,
 )
+from marl_sb3.extensions.dialects.table import LATER
+from marl_sb3.extensions.dialects.zoo import KEYS, refuse_unsupported, translated_key
 from marl_sb3.runs.files import OF_TRUST, Hparams, entry_of, name_of, preset_path, presets, require_named
 from marl_sb3.runs.schema import (
     ACCEPTED,

@@ -18,22 +18,28 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.callbacks import CurriculumCallback, EvaluationCallback, RecordEpisodes
-from marl_sb3.core.config import algorithm_info, counted
-from marl_sb3.core.envs import EnvFactory
-from marl_sb3.core.learners import resolve_hyperparameters
-from marl_sb3.core.state import Checkpoint, StateReader
-from marl_sb3.core.training import MultiAgentAlgorithm, accepted_callbacks
-from marl_sb3.core.vec_env import Stream, spawned
-from marl_sb3.envs import attribute_from_here
+from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.envs.registry import EnvFactory
+from marl_sb3.core.learners.spec import resolve_hyperparameters
+from marl_sb3.core.state.checkpoint import Checkpoint
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.training.accepted import accepted_callbacks
+from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
+from marl_sb3.core.vec_env.seeding import Stream, spawned
+from marl_sb3.envs.finding import attribute_from_here
 from marl_sb3.errors import ConfigError, NumericError, described, shown
-from marl_sb3.extensions.dialects import require_logged
+from marl_sb3.extensions.dialects.names import require_logged
 from marl_sb3.extensions.hub import is_address, pinned
-from marl_sb3.extensions.remote import AnyRunners
-from marl_sb3.extensions.store import RUN_CONFIG
-from marl_sb3.extensions.transfer import init_from as start_from
-from marl_sb3.extensions.transfer import parse_init_from
-from marl_sb3.files import parse_value, path_is_usable, read_regular, require_own, require_text, write_whole
-from marl_sb3.league import League
+from marl_sb3.extensions.remote.ray import AnyRunners
+from marl_sb3.extensions.store.checkpoint_folder import RUN_CONFIG
+from marl_sb3.extensions.transfer.initial_weights import init_from as start_from
+from marl_sb3.extensions.transfer.initial_weights import parse_init_from
+from marl_sb3.files.atomic import write_whole
+from marl_sb3.files.paths import path_is_usable, require_text
+from marl_sb3.files.plain_yaml import parse_value
+from marl_sb3.files.regular import read_regular, require_own
+from marl_sb3.league.league import League
 from marl_sb3.runs.building import build, policy_spec, resolved, set_up_process, source_named, with_shards
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import IMITATION_FILE, WRITTEN, RunFolder, find_run, undone_on_error

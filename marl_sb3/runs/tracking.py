@@ -19,11 +19,14 @@ import msgspec
 import numpy as np
 from stable_baselines3.common.logger import Image
 
-from marl_sb3.core.metrics import Result, finite_or_none, flatten
-from marl_sb3.core.state import preserve_rng
+from marl_sb3.core.metrics.names import Result, finite_or_none, flatten
+from marl_sb3.core.state.randomness import preserve_rng
 from marl_sb3.errors import ConfigError, described, install_words
-from marl_sb3.files import file_names, parse_value, read_regular, write_whole
-from marl_sb3.results import read_results
+from marl_sb3.files.atomic import write_whole
+from marl_sb3.files.paths import file_names
+from marl_sb3.files.plain_yaml import parse_value
+from marl_sb3.files.regular import read_regular
+from marl_sb3.results.result_log import read_results
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import TRACKING_FILE
 from marl_sb3.runs.logs import IterationFormat, with_quantiles

@@ -10,14 +10,14 @@ from typing import Any
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.callbacks import RecordEpisodes
-from marl_sb3.core.config import AlgorithmInfo
-from marl_sb3.core.envs import EnvFactory
-from marl_sb3.core.learners import named_algorithm
-from marl_sb3.core.training import accepted_callbacks
-from marl_sb3.envs import named_factory
+from marl_sb3.core.config.algorithms import AlgorithmInfo
+from marl_sb3.core.envs.registry import EnvFactory
+from marl_sb3.core.learners.spec import named_algorithm
+from marl_sb3.core.training.accepted import accepted_callbacks
+from marl_sb3.envs.finding import named_factory
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.dialects import as_integer
-from marl_sb3.extensions.remote import RaySettings, either
+from marl_sb3.extensions.dialects.names import as_integer
+from marl_sb3.extensions.remote.ray import RaySettings, either
 from marl_sb3.runs.building import import_algorithms
 from marl_sb3.runs.execution import execute
 from marl_sb3.runs.files import Hparams

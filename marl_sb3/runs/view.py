@@ -6,31 +6,29 @@ import shlex
 import time
 from typing import TYPE_CHECKING
 
-from marl_sb3.core.config import EXTERNAL, counted
-from marl_sb3.core.envs import imported_modules
-from marl_sb3.core.sb3 import trait
-from marl_sb3.core.training import ShowProgress
-from marl_sb3.envs import importable_id
+from marl_sb3.core.config.ids import EXTERNAL
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.envs.registry import imported_modules
+from marl_sb3.core.sb3.traits import trait
+from marl_sb3.core.training.results import ShowProgress
+from marl_sb3.envs.finding import importable_id
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display import (
+from marl_sb3.extensions.display.progress import Goals, no_episode_yet, training_view
+from marl_sb3.extensions.display.screen import in_notebook, standard_console
+from marl_sb3.extensions.display.tables import (
     CUSTOM,
     MOST_AGENTS,
     SUM,
     SUM_ROW,
-    Goals,
-    duration,
     evaluated,
-    in_notebook,
     metric_rows,
-    no_episode_yet,
-    number,
     returns_table,
     samples_table,
-    standard_console,
-    training_view,
 )
-from marl_sb3.files import last_line
-from marl_sb3.results import find_problems, hints, read_run
+from marl_sb3.extensions.display.text import duration, number
+from marl_sb3.files.regular import last_line
+from marl_sb3.results.health import find_problems, hints
+from marl_sb3.results.reading import read_run
 from marl_sb3.runs.building import rollout_lengths
 from marl_sb3.runs.execution import execute
 from marl_sb3.runs.start import remark_on_changes
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from stable_baselines3.common.callbacks import BaseCallback
 
-    from marl_sb3.results import Problem
+    from marl_sb3.results.health import Problem
     from marl_sb3.runs.jobs import SeedRun, SeedRuns
     from marl_sb3.runs.run import Run
     from marl_sb3.runs.schema import TrainConfig

@@ -1,7 +1,1 @@
 """What is around one `ParallelEnv`: checks of its interface and values, its observations in another form, films."""
-
-from __future__ import annotations
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

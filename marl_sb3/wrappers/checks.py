@@ -11,8 +11,9 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.core.config import require_ids
-from marl_sb3.core.envs import RAISED, SingleAgentEnv, raise_in_words
+from marl_sb3.core.config.ids import require_ids
+from marl_sb3.core.envs.converted import SingleAgentEnv
+from marl_sb3.core.envs.faults import RAISED, raise_in_words
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, BoolArray
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.config import action_form
-from marl_sb3.core.envs import MASK
+from marl_sb3.core.config.algorithms import action_form
+from marl_sb3.core.envs.converted import MASK
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID
 

@@ -9,7 +9,7 @@ from stable_baselines3.common.vec_env import VecMonitor
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, make_vec_env
 from marl_sb3.callbacks import AgentMetricsCallback
-from marl_sb3.core.metrics import flatten
+from marl_sb3.core.metrics.names import flatten
 
 SIZES = {"n_steps": 30, "batch_size": 60, "n_epochs": 1}
 

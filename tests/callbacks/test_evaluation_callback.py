@@ -18,12 +18,12 @@ from toy_envs import ScriptedEnv
 import marl_sb3
 from marl_sb3 import ConfigError, HookError, MultiAgentAlgorithm, MultiAgentCallback, MultiAgentVecEnv, make_vec_env
 from marl_sb3.callbacks import CheckpointCallback, EvaluationCallback, StopOnMetric
-from marl_sb3.core.metrics import flatten
-from marl_sb3.core.training import ResultLogger
-from marl_sb3.core.vec_env import episode_seed
-from marl_sb3.evaluation import evaluation_seed
-from marl_sb3.extensions.store import CheckpointFolder
-from marl_sb3.results import read_results
+from marl_sb3.core.metrics.names import flatten
+from marl_sb3.core.training.results import ResultLogger
+from marl_sb3.core.vec_env.seeding import episode_seed
+from marl_sb3.evaluation.playing import evaluation_seed
+from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
+from marl_sb3.results.result_log import read_results
 from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat
 from marl_sb3.train import main
 

@@ -9,7 +9,8 @@ import pytest
 
 import marl_sb3
 from marl_sb3.cli import assignments, integer, run_command
-from marl_sb3.core.config import canonical_algorithm, counted
+from marl_sb3.core.config.algorithms import canonical_algorithm
+from marl_sb3.core.config.values import counted
 from marl_sb3.errors import ConfigError
 from marl_sb3.train import main
 

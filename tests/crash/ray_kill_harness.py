@@ -22,7 +22,8 @@ import psutil
 from campaign import Disturber, Tally, command
 
 from marl_sb3 import MultiAgentAlgorithm
-from marl_sb3.extensions.remote import RaySettings, make_sharded_vec_env
+from marl_sb3.extensions.remote.ray import RaySettings
+from marl_sb3.extensions.remote.sharded_vec_env import make_sharded_vec_env
 
 ENVS, SHARDS, STEPS, NODES, MOST_AT_ONCE = 8, 8, 50, 4, 3
 

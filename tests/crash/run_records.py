@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.metrics import flatten
-from marl_sb3.core.state import Checkpoint
-from marl_sb3.extensions.store import CheckpointFolder
+from marl_sb3.core.metrics.names import flatten
+from marl_sb3.core.state.checkpoint import Checkpoint
+from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
 
 # Names that begin so tell how long something took.
 WALL_CLOCK_METRICS = ("timers/", "throughput/", "perf/", "time_total_s", "env_runners/episode_duration_sec_mean")

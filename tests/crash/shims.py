@@ -161,7 +161,7 @@ def _keep_numpy() -> None:
 
 def _leave_alone(get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
     """One generator stays where it stands in the resumed process."""
-    from marl_sb3.core.state import ProcessRandomness
+    from marl_sb3.core.state.randomness import ProcessRandomness
 
     original = ProcessRandomness.read_state
 
@@ -180,8 +180,8 @@ def _leave_alone(get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
 
 def _other_env_seed() -> None:
     """The envs' episodes to come get seeds of another run."""
-    from marl_sb3.core.state import SavedPart
-    from marl_sb3.core.training import LocalRunner
+    from marl_sb3.core.state.fields import SavedPart
+    from marl_sb3.core.training.runner import LocalRunner
 
     original = LocalRunner.read_state
 

@@ -19,11 +19,13 @@ from run_records import contents, differences
 from shims import PLACES, Watched, failer
 from tensorboard.compat.tensorflow_stub.io.gfile import LocalFileSystem
 
-from marl_sb3.core.state import Checkpoint
-from marl_sb3.core.training import MultiAgentAlgorithm
+from marl_sb3.core.state.checkpoint import Checkpoint
+from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.store import CheckpointFolder, checkpoint_format, read_checkpoint, write_checkpoint
-from marl_sb3.files import append_text
+from marl_sb3.extensions.store import checkpoint_format
+from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
+from marl_sb3.files.regular import append_text
 from marl_sb3.runs import logs
 from marl_sb3.train import main
 

@@ -16,7 +16,8 @@ from kill_harness import ITERATIONS, N_ENVS, N_STEPS, REFUSAL, Case, Kill, Trial
 from run_records import differences, events
 from shims import GENERATORS
 
-from marl_sb3.extensions.store import CheckpointFolder, read_checkpoint, write_checkpoint
+from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
 
 References = Callable[[Case], Path]
 BATCHED = Case("shared", "batched")

@@ -27,7 +27,7 @@ from waiting import wait_for
 import marl_sb3
 from marl_sb3 import MultiAgentCallback, Trajectory
 from marl_sb3.errors import ConfigError, RunnersLostError
-from marl_sb3.extensions.remote import RaySettings
+from marl_sb3.extensions.remote.ray import RaySettings
 from marl_sb3.extensions.remote.sharded import shard_runners
 from marl_sb3.tools.tuning.finals import candidates
 from marl_sb3.train import main

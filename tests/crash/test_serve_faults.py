@@ -10,7 +10,8 @@ import serve_faults
 from serve_faults import KINDS, Attack
 
 import marl_sb3
-from marl_sb3.tools.serving import Limits, policy_server
+from marl_sb3.tools.serving.api import policy_server
+from marl_sb3.tools.serving.guard import Limits
 
 
 def test_nothing_that_is_sent_stops_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,9 @@ from run_records import differences
 from waiting import wait_for
 
 from marl_sb3 import load_policies
-from marl_sb3.extensions.store import CheckpointFolder
-from marl_sb3.runs import RunFolder, resume_run
+from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
+from marl_sb3.runs.folder import RunFolder
+from marl_sb3.runs.start import resume_run
 from marl_sb3.train import main
 
 Capture = pytest.CaptureFixture[str]

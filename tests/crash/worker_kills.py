@@ -22,7 +22,10 @@ import psutil
 from campaign import Disturber, Tally, command
 from run_records import differences
 
-from marl_sb3.runs import Run, execute, load_config, prepare
+from marl_sb3.runs.execution import execute
+from marl_sb3.runs.run import Run
+from marl_sb3.runs.settings import load_config
+from marl_sb3.runs.start import prepare
 
 MOST_IN_A_RUN = 20
 TIMEOUT_S = 0.4  # of a call of an env, so that stopped workers are noticed soon

@@ -22,7 +22,8 @@ from test_tuples import Pair
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.envs import SingleAgentEnv, env_factory, make_env
+from marl_sb3.core.envs.converted import SingleAgentEnv
+from marl_sb3.core.envs.registry import env_factory, make_env
 from marl_sb3.doors import ENV_KINDS, EnvKind
 from marl_sb3.envs import tuples
 from marl_sb3.errors import ConfigError

@@ -13,9 +13,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, evaluate_policies, make_vec_env
-from marl_sb3.envs import EpisodeRefusedError, StepReport
 from marl_sb3.envs.arena import ArenaEnv
-from marl_sb3.envs.external import space_of
+from marl_sb3.envs.external import StepReport, space_of
+from marl_sb3.envs.external_vec_env import EpisodeRefusedError
 from marl_sb3.errors import ConfigError
 
 WAITING = {

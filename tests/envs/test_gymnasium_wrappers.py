@@ -12,9 +12,9 @@ from gymnasium import spaces
 
 import marl_sb3
 from marl_sb3 import ConfigError, make_vec_env
-from marl_sb3.envs import named_wrappers, wrapping_factory
-from marl_sb3.envs.gymnasium_wrappers import WRAPPERS
-from marl_sb3.runs import load_config, wrapped_env
+from marl_sb3.envs.gymnasium_wrappers import WRAPPERS, named_wrappers, wrapping_factory
+from marl_sb3.runs.building import wrapped_env
+from marl_sb3.runs.settings import load_config
 
 
 class Camera(gymnasium.Env[Any, Any]):

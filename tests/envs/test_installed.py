@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.envs import module_id
-from marl_sb3.envs import importable_id, named_factory
+from marl_sb3.core.envs.registry import module_id
+from marl_sb3.envs.finding import importable_id, named_factory
 from marl_sb3.errors import ConfigError, EnvRaisedError
 from marl_sb3.evaluate import main as evaluate_main
 from marl_sb3.train import main as train_main

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.envs import env_factory
+from marl_sb3.core.envs.registry import env_factory
 from marl_sb3.errors import ConfigError
 
 

@@ -16,8 +16,8 @@ from gymnasium import spaces
 
 import marl_sb3
 from marl_sb3 import make_vec_env
-from marl_sb3.core.envs import make_env
-from marl_sb3.core.vec_env import episode_seed
+from marl_sb3.core.envs.registry import make_env
+from marl_sb3.core.vec_env.seeding import episode_seed
 from marl_sb3.envs.rllib import RLlibEnv
 from marl_sb3.errors import ConfigError, EnvError, EnvRaisedError
 

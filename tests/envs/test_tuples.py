@@ -10,9 +10,9 @@ import pytest
 from gymnasium import spaces
 
 from marl_sb3 import ConfigError, make_vec_env
-from marl_sb3.core.envs import make_env
-from marl_sb3.envs import AsAgents, named_wrappers, wrapping_factory
-from marl_sb3.envs.tuples import KIND, TupleEnv
+from marl_sb3.core.envs.registry import make_env
+from marl_sb3.envs.gymnasium_wrappers import named_wrappers, wrapping_factory
+from marl_sb3.envs.tuples import KIND, AsAgents, TupleEnv
 
 
 class Pair(gymnasium.Env[Any, Any]):

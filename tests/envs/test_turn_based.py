@@ -16,8 +16,8 @@ from pettingzoo.utils import BaseWrapper, OrderEnforcingWrapper
 from turn_env import Move, TurnEnv, TurnPlan, turn_env_plans
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.vec_env import episode_seed
-from marl_sb3.envs import TurnBasedEnv
+from marl_sb3.core.vec_env.seeding import episode_seed
+from marl_sb3.envs.turn_based import TurnBasedEnv
 from marl_sb3.errors import EnvError, EnvRaisedError
 
 # (observation, action, reward, terminated, truncated, final observation where it ended)

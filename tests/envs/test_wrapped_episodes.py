@@ -15,10 +15,10 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, evaluate_policies, make_vec_env
-from marl_sb3.core.envs import make_env
-from marl_sb3.core.metrics import EpisodeTracker
-from marl_sb3.envs import named_wrappers, wrapping_factory
-from marl_sb3.extensions.display import FilmedEnv
+from marl_sb3.core.envs.registry import make_env
+from marl_sb3.core.metrics.episodes import EpisodeTracker
+from marl_sb3.envs.gymnasium_wrappers import named_wrappers, wrapping_factory
+from marl_sb3.extensions.display.filmed_env import FilmedEnv
 
 ATARI = "stable_baselines3.common.atari_wrappers"
 LIVES, STEPS_OF_LIFE = 3, 10

@@ -9,7 +9,7 @@ import torch as th
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
-from marl_sb3.core.metrics import flatten
+from marl_sb3.core.metrics.names import flatten
 
 SMALL: dict[str, Any] = {
     "n_steps": 8,

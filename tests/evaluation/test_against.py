@@ -22,7 +22,8 @@ from turn_env import Move, TurnEnv, TurnPlan
 import marl_sb3
 from marl_sb3 import ConfigError, HookError, PolicySpec, evaluate_policies, make_vec_env
 from marl_sb3.evaluate import main
-from marl_sb3.evaluation import Opponent, RandomOpponent, play_episodes, play_seats
+from marl_sb3.evaluation.opponents import Opponent, RandomOpponent
+from marl_sb3.evaluation.playing import play_episodes, play_seats
 
 PARTS = spaces.Tuple([spaces.Discrete(3, start=1), spaces.Dict(aim=spaces.Box(-1, 1, (2,)))])
 POLICIES = {"a": 0, "b": 1}  # what the policies of `ZeroSum` always do

@@ -13,7 +13,7 @@ from pettingzoo import ParallelEnv
 
 from marl_sb3 import MultiAgentAlgorithm, evaluate_against_random, make_vec_env
 from marl_sb3.callbacks import EvaluationCallback
-from marl_sb3.evaluation import play_episodes
+from marl_sb3.evaluation.playing import play_episodes
 
 WORTH = (1.0, 0.0, 0.5, 0.25)  # of each action
 POLICIES = {"policy_kwargs": {"net_arch": [4]}, "n_steps": 8, "batch_size": 8}

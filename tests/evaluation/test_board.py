@@ -11,11 +11,12 @@ import pytest
 from live_envs import Clicked, made, small_run
 from toy_envs import ScriptedEnv
 
-from marl_sb3.core.envs import SingleAgentEnv, env_factory, make_env
+from marl_sb3.core.envs.converted import SingleAgentEnv
+from marl_sb3.core.envs.registry import env_factory, make_env
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import EnvError
 from marl_sb3.evaluation.board import Board, board_of, names_of_actions, names_of_cells
-from marl_sb3.runs import SavedRun
+from marl_sb3.runs.run import SavedRun
 
 
 def test_a_click_in_the_arena_moves_to_the_cell_beside() -> None:

@@ -7,8 +7,8 @@ import pettingzoo
 import pytest
 
 from marl_sb3 import ConfigError, make_vec_env
-from marl_sb3.evaluation import OPPONENTS, opponents_of
 from marl_sb3.evaluation.board_players import MCTS10, rules_of, values_of_moves
+from marl_sb3.evaluation.opponents import OPPONENTS, opponents_of
 from marl_sb3.types import Array
 
 ALL = np.ones(7, bool)

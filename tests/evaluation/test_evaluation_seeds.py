@@ -11,11 +11,8 @@ from playing import make, plans, without_clock
 from toy_envs import NoisyEnv, ScriptedEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.core.vec_env import episode_seed
-from marl_sb3.evaluation import (
-    evaluate_policies,
-    evaluation_seed,
-)
+from marl_sb3.core.vec_env.seeding import episode_seed
+from marl_sb3.evaluation.playing import evaluate_policies, evaluation_seed
 
 
 def noisy(seed: int | None, deterministic: bool = False, **options: Any) -> dict[str, Any]:

@@ -16,18 +16,12 @@ from films import frames_of_gif
 from live_envs import made, small_run
 
 from marl_sb3.errors import ConfigError, MarlSb3Error
-from marl_sb3.evaluation import (
-    Film,
-    Game,
-    GameSession,
-    Moment,
-    Stage,
-    View,
-    ViewerCommand,
-    ViewerLeftError,
-    play_episodes,
-)
-from marl_sb3.runs import SavedRun, make_envs
+from marl_sb3.evaluation.game import Game
+from marl_sb3.evaluation.playing import play_episodes
+from marl_sb3.evaluation.session import Film, GameSession, Moment, Stage, ViewerCommand, ViewerLeftError
+from marl_sb3.evaluation.viewed_env import View
+from marl_sb3.runs.building import make_envs
+from marl_sb3.runs.run import SavedRun
 
 
 @pytest.fixture(scope="module")

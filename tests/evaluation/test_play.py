@@ -14,13 +14,8 @@ from toy_envs import SampledEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, InfoMetric, MultiAgentAlgorithm, MultiAgentVecEnv, load_policies, make_vec_env
-from marl_sb3.core.metrics import flatten
-from marl_sb3.evaluation import (
-    episodes_of_env,
-    evaluate_policies,
-    metric_names,
-    play_episodes,
-)
+from marl_sb3.core.metrics.names import flatten
+from marl_sb3.evaluation.playing import episodes_of_env, evaluate_policies, metric_names, play_episodes
 
 
 def test_metrics_are_those_of_the_episodes_played() -> None:

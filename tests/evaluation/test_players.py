@@ -18,16 +18,13 @@ from toy_envs import SampledEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentVecEnv, PolicySpec, make_vec_env
-from marl_sb3.core.acting import PolicyBundle, PolicySpaces
-from marl_sb3.core.config import ProcessingSettings
-from marl_sb3.core.learners import processing_of
+from marl_sb3.core.acting.by_agent import PolicyBundle, PolicySpaces
+from marl_sb3.core.config.settings import ProcessingSettings
+from marl_sb3.core.learners.building import processing_of
 from marl_sb3.core.mapping import rows_of_policy
-from marl_sb3.core.sb3 import SpacesOnlyVecEnv
-from marl_sb3.core.vec_env import episode_seed
-from marl_sb3.evaluation import (
-    evaluate_policies,
-    play_episodes,
-)
+from marl_sb3.core.sb3.spaces import SpacesOnlyVecEnv
+from marl_sb3.core.vec_env.seeding import episode_seed
+from marl_sb3.evaluation.playing import evaluate_policies, play_episodes
 
 # Who acts, and on what
 

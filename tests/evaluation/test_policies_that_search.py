@@ -14,11 +14,10 @@ from playing import make
 
 import marl_sb3
 from marl_sb3 import ConfigError, PolicySpec, evaluate_policies, make_vec_env
-from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.vec_env import same
-from marl_sb3.envs import TurnBasedEnv
-from marl_sb3.evaluation import searching
-from marl_sb3.evaluation.search import Searcher, copied
+from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.core.vec_env.observations import same
+from marl_sb3.envs.turn_based import TurnBasedEnv
+from marl_sb3.evaluation.search import Searcher, copied, searching
 
 SPEC: dict[str, Any] = {"n_steps": 8, "batch_size": 4, "n_epochs": 1, "policy_kwargs": {"net_arch": [4]}}
 

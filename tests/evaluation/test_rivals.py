@@ -20,7 +20,11 @@ from turn_env import TurnEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, HookError, PolicySpec, combine_policies, make_vec_env
-from marl_sb3.evaluation import Game, GamePlan, GameSession, Rival, ViewerCommand, play_episodes, view_if_drawn
+from marl_sb3.evaluation.game import Game, GamePlan
+from marl_sb3.evaluation.opponents import Rival
+from marl_sb3.evaluation.playing import play_episodes
+from marl_sb3.evaluation.session import GameSession, ViewerCommand
+from marl_sb3.evaluation.viewed_env import view_if_drawn
 
 OPEN = partial(ZeroSum, masked=False)
 

@@ -15,10 +15,7 @@ from playing import make, plans, weights, without_clock
 from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 
 from marl_sb3 import EnvError, PolicySpec, make_vec_env
-from marl_sb3.evaluation import (
-    evaluate_policies,
-    preserve_training_state,
-)
+from marl_sb3.evaluation.playing import evaluate_policies, preserve_training_state
 
 
 def generators() -> tuple[Any, ...]:

@@ -12,12 +12,12 @@ from toy_envs import NoisyEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, Exploration, MultiAgentAlgorithm, PolicySpec, SoftQ, make_schedule, make_vec_env
-from marl_sb3.core.sb3 import Progress
-from marl_sb3.core.state import StateReader
+from marl_sb3.core.sb3.schedules import Progress
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.remote import make_sharded_vec_env
-from marl_sb3.runs import load_config
+from marl_sb3.extensions.remote.sharded_vec_env import make_sharded_vec_env
 from marl_sb3.runs.building import policy_spec
+from marl_sb3.runs.settings import load_config
 
 # --- SoftQ -----------------------------------------------------------------------------------------------------------
 

@@ -12,11 +12,15 @@ from stand_in_hub import Repo, StandInHub, run_files, served
 
 import marl_sb3
 from marl_sb3.errors import ConfigError
-from marl_sb3.evaluation import is_code
+from marl_sb3.evaluation.opponents import is_code
 from marl_sb3.extensions import hub
-from marl_sb3.extensions.transfer import parse_init_from
-from marl_sb3.results import find_runs
-from marl_sb3.runs import SavedRun, find_run, find_run_or_env, load_config, resolve, rival_of, run_around
+from marl_sb3.extensions.transfer.initial_weights import parse_init_from
+from marl_sb3.results.reading import find_runs
+from marl_sb3.runs.folder import find_run, find_run_or_env, run_around
+from marl_sb3.runs.rivals import rival_of
+from marl_sb3.runs.run import SavedRun
+from marl_sb3.runs.settings import load_config
+from marl_sb3.runs.start import resolve
 
 # huggingface_hub 2.4 sends large files without Xet in a way that its httpx2 calls old.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from marl_sb3.files import remove_folder, replaced_file, replaced_folder, unfinished_path, write_whole
+from marl_sb3.files.atomic import remove_folder, replaced_file, replaced_folder, unfinished_path, write_whole
 
 
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import PurePath, PureWindowsPath
 import pytest
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.files import file_names, folder_name, require_file_name
+from marl_sb3.files.paths import file_names, folder_name, require_file_name
 
 ODD = (
     "..",

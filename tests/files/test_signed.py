@@ -23,7 +23,7 @@ from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.evaluate import main as evaluate
 from marl_sb3.export import main as export
 from marl_sb3.extensions.store import checkpoint_format
-from marl_sb3.files import SIGNATURE, sign_folder, verified_copy
+from marl_sb3.files.signed import SIGNATURE, sign_folder, verified_copy
 from marl_sb3.match import main as match
 from marl_sb3.watch import main as watch
 

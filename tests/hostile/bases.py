@@ -15,7 +15,7 @@ from pettingzoo import ParallelEnv
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.callbacks import RewardHistogramCallback
-from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 
 NUM_ENVS, ITERATIONS = 3, 2
 _SMALL = {"n_steps": 24, "batch_size": 16, "n_epochs": 2, "policy_kwargs": {"net_arch": [8, 4]}, "device": "cpu"}

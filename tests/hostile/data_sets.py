@@ -27,18 +27,17 @@ from typing import Any
 import h5py
 import numpy as np
 
-from marl_sb3.core.state import StateReader
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.data import (
-    EpisodeStore,
+from marl_sb3.extensions.data.dataset import (
     RecordedEpisode,
     joint_episodes,
     read_data,
     read_policy_data,
     recorded_policies,
 )
-from marl_sb3.extensions.data.store import PolicyKind
+from marl_sb3.extensions.data.store import EpisodeStore, PolicyKind
 
 sys.path.append(str(Path(__file__).parents[1]))  # where this is a command
 

@@ -40,11 +40,12 @@ from mutants import CONFIG, Dice, Mutant, make_config_mutant, make_mutant, spoil
 from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3 import load_policies, load_run
-from marl_sb3.core.acting import PolicyBundle
+from marl_sb3.core.acting.by_agent import PolicyBundle
 from marl_sb3.errors import CheckpointError, ConfigError, EnvRaisedError, MarlSb3Error
-from marl_sb3.extensions.store import read_checkpoint
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
 from marl_sb3.extensions.transfer.initial_weights import InitFrom, init_from
-from marl_sb3.runs import Run, SavedRun, resume_run
+from marl_sb3.runs.run import Run, SavedRun
+from marl_sb3.runs.start import resume_run
 
 HANG_SECONDS = 60  # of a mutant altogether, the iteration after it included
 MOST_NUMBERS = 2**20  # of a rollout or in the epochs of an update: more is not trained with

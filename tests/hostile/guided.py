@@ -50,10 +50,9 @@ def messages(_: Path) -> tuple[Reader, list[bytes]]:
 
     from marl_sb3 import MaskablePPO, MultiAgentAlgorithm, PolicySpec, RecurrentPPO, make_vec_env
     from marl_sb3.evaluation import Command
-    from marl_sb3.tools.serving import Limits
     from marl_sb3.tools.serving.api import read_request
     from marl_sb3.tools.serving.external import ExternalApi, StepMessage
-    from marl_sb3.tools.serving.guard import read_message
+    from marl_sb3.tools.serving.guard import Limits, read_message
     from marl_sb3.tools.serving.predictor import Served
 
     policies = {
@@ -109,8 +108,9 @@ def messages(_: Path) -> tuple[Reader, list[bytes]]:
 
 def settings(folder: Path) -> tuple[Reader, list[bytes]]:
     """Files of settings, as after `--hparams` and in run folders."""
-    from marl_sb3.extensions.fast import ALGORITHMS
-    from marl_sb3.runs import load_config, preset_path, to_yaml
+    from marl_sb3.extensions.fast.builtin import ALGORITHMS
+    from marl_sb3.runs.files import preset_path, to_yaml
+    from marl_sb3.runs.settings import load_config
 
     file = folder / "settings.yml"
 
@@ -133,10 +133,10 @@ def checkpoints(folder: Path) -> tuple[Reader, list[bytes]]:
     from bases import BASES
     from checkpoint_source import read_files
 
-    from marl_sb3.core.learners import PolicySpec
-    from marl_sb3.core.state import Checkpoint, StateReader
-    from marl_sb3.extensions.store import read_checkpoint, state_from_json
-    from marl_sb3.extensions.store.checkpoint_format import read_manifest
+    from marl_sb3.core.learners.spec import PolicySpec
+    from marl_sb3.core.state.checkpoint import Checkpoint
+    from marl_sb3.core.state.state import StateReader
+    from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, read_manifest, state_from_json
     from marl_sb3.extensions.store.load import space_from_plain
     from marl_sb3.extensions.store.tensor_file import StoredTensors
 
@@ -200,7 +200,7 @@ def episodes(folder: Path) -> tuple[Reader, list[bytes]]:
 def _recording(folder: Path, name: str) -> tuple[Reader, list[bytes]]:
     from data_sets import make_recording
 
-    from marl_sb3.extensions.data import read_policy_data
+    from marl_sb3.extensions.data.dataset import read_policy_data
 
     make_recording(folder, 1)
     file = folder / "shared" / "data" / name

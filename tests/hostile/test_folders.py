@@ -15,9 +15,9 @@ from marl_sb3 import load_policies
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.evaluate import main as evaluate
 from marl_sb3.export import main as export
-from marl_sb3.extensions.display import write_film
-from marl_sb3.extensions.store import CheckpointFolder
-from marl_sb3.files import open_regular, read_regular
+from marl_sb3.extensions.display.video import write_film
+from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
+from marl_sb3.files.regular import open_regular, read_regular
 from marl_sb3.train import main as train
 
 

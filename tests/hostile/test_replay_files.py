@@ -12,7 +12,7 @@ from bases import BASES
 from checkpoint_source import Source, pack, read_files, tensors_of, unpack, write_files
 
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.store import read_checkpoint
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
 
 BY_NAME = {base.name: base for base in BASES}
 PLAIN, GOALS = "replay buffers", "goals, n-step returns"

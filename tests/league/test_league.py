@@ -25,11 +25,12 @@ from marl_sb3 import (
     make_sharded_vec_env,
     make_vec_env,
 )
-from marl_sb3.core.metrics import Episode
-from marl_sb3.core.sb3 import weights
-from marl_sb3.core.vec_env import MultiAgentVecEnv, assignment_rng
+from marl_sb3.core.metrics.episodes import Episode
+from marl_sb3.core.sb3.tensors import weights
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.seeding import assignment_rng
 from marl_sb3.errors import CheckpointError, ConfigError, HookError
-from marl_sb3.extensions.store import read_checkpoint
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
 from marl_sb3.league.league import _named
 from marl_sb3.league.pool import SAMPLING, Member, Score, points_matrix, to_evict
 from marl_sb3.league.snapshots import SnapshotBatch

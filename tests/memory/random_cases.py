@@ -26,7 +26,7 @@ from whole_rollouts import facts, training
 
 from marl_sb3 import MultiAgentAlgorithm
 from marl_sb3.core.policies import MlpFeatures
-from marl_sb3.core.training import LocalRunner
+from marl_sb3.core.training.runner import LocalRunner
 from marl_sb3.extensions.fast.compiled_rollouts import CompiledRunner
 
 # Env -> settings of it to choose from; each choice of sizes is compiled once.

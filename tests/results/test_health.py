@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marl_sb3.results import LEAST_ITERATIONS, Problem, find_problems, hints, policies_in
+from marl_sb3.results.health import LEAST_ITERATIONS, Problem, find_problems, hints, policies_in
 
 # Every n-th iteration of whole trainings with the presets, seed 1.
 HEALTHY = json.loads((Path(__file__).parent / "healthy_runs.json").read_text())

@@ -12,21 +12,14 @@ import pytest
 from PIL import Image
 from written_runs import write_run
 
-from marl_sb3.core.metrics import bootstrap_interval, mean
+from marl_sb3.core.metrics.statistics import bootstrap_interval, mean
 from marl_sb3.errors import ConfigError
 from marl_sb3.plot import main as plot_command
-from marl_sb3.results import (
-    RETURN,
-    STEPS,
-    RunRecord,
-    draw_up,
-    group_by_argument,
-    group_by_settings,
-    marl_eval_data,
-    points_of,
-    read_records,
-)
+from marl_sb3.results.curves import draw_up, points_of
 from marl_sb3.results.drawing import matplotlib_figure
+from marl_sb3.results.exchange import marl_eval_data
+from marl_sb3.results.reading import read_records
+from marl_sb3.results.records import RETURN, STEPS, RunRecord, group_by_argument, group_by_settings
 
 
 @pytest.fixture

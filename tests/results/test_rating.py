@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.results import Rating, ratings
+from marl_sb3.results.rating import Rating, ratings
 
 
 def rated(points: object, at: int | None = None, prior_games: float = 1.0) -> list[Rating]:

@@ -74,7 +74,8 @@ def assert_all_take(run: marl_sb3.Run, name: str, why: str, capsys: pytest.Captu
 
 
 def trained_from(source: str, env: str) -> marl_sb3.Run:
-    from marl_sb3.runs import load_config, prepare
+    from marl_sb3.runs.settings import load_config
+    from marl_sb3.runs.start import prepare
 
     settings = {"n_steps": 3, "batch_size": 6, "policy_kwargs.net_arch": [4]}
     run = prepare(load_config(env, settings=settings, n_timesteps=6, n_envs=2, init_from=[source]), "next")

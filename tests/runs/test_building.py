@@ -13,22 +13,17 @@ import yaml
 
 import marl_sb3.runs.building
 from marl_sb3 import PolicySpec
-from marl_sb3.core.config import algorithm_info
-from marl_sb3.core.learners import hyperparameter_defaults, spec
+from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.core.learners import spec
+from marl_sb3.core.learners.spec import hyperparameter_defaults
 from marl_sb3.errors import ConfigError
-from marl_sb3.evaluation import OPPONENTS
-from marl_sb3.files import read_yaml
-from marl_sb3.runs import (
-    TrainConfig,
-    check_device,
-    load_config,
-    preset_path,
-    require_trusted,
-    resolve,
-    resolved,
-    to_yaml,
-)
-from marl_sb3.runs.building import build, policy_spec, with_rollouts
+from marl_sb3.evaluation.opponents import OPPONENTS
+from marl_sb3.files.plain_yaml import read_yaml
+from marl_sb3.runs.building import build, check_device, policy_spec, resolved, with_rollouts
+from marl_sb3.runs.files import preset_path, to_yaml
+from marl_sb3.runs.schema import TrainConfig
+from marl_sb3.runs.settings import load_config, require_trusted
+from marl_sb3.runs.start import resolve
 
 
 def env_of(agents: Iterable[str]) -> Any:

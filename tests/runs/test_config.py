@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from marl_sb3.core.mapping import resolve_policies
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects.names import FLAT_NAMES
-from marl_sb3.files import parse_value
-from marl_sb3.files.plain_yaml import require_few_values
-from marl_sb3.runs import ACCEPTED, SECTIONS, Source, TrainConfig, load_config, preset_path, to_yaml
-from marl_sb3.runs.schema import CheckpointSettings
+from marl_sb3.files.plain_yaml import parse_value, require_few_values
+from marl_sb3.runs.files import preset_path, to_yaml
+from marl_sb3.runs.schema import ACCEPTED, SECTIONS, CheckpointSettings, Source, TrainConfig
+from marl_sb3.runs.settings import load_config
 
 
 def write(path: Path, text: str) -> Path:

@@ -22,9 +22,9 @@ from marl_sb3 import (
     make_vec_env,
     nash_conv,
 )
-from marl_sb3.core.acting import PolicyBundle
+from marl_sb3.core.acting.by_agent import PolicyBundle
 from marl_sb3.errors import ConfigError
-from marl_sb3.evaluation import play_episodes
+from marl_sb3.evaluation.playing import play_episodes
 from marl_sb3.runs import equilibrium
 from marl_sb3.runs.equilibrium import _drawn_once
 

@@ -37,7 +37,7 @@ def test_an_evaluation_may_stop_the_run_and_choose_the_best_checkpoint(in_tmp: P
 
 def test_evaluating_a_restored_run_gives_the_figures_of_the_run(in_tmp: Path) -> None:
     run = start("run", settings={**EVALUATED, "checkpoint_every": 1}, iterations=4)
-    from marl_sb3.evaluation import evaluation_seed
+    from marl_sb3.evaluation.playing import evaluation_seed
 
     again = load_run("run", "4")
     env = marl_sb3.make_vec_env("arena", n_envs=2, max_timesteps=15)

@@ -11,9 +11,10 @@ from small_runs import start
 
 import marl_sb3
 from marl_sb3 import MultiAgentCallback
-from marl_sb3.core.metrics import Result
+from marl_sb3.core.metrics.names import Result
 from marl_sb3.errors import CheckpointError, ConfigError, MarlSb3Error
-from marl_sb3.runs import RunFolder, find_run, load_config, remove_run, require_run
+from marl_sb3.runs.folder import RunFolder, find_run, remove_run, require_run
+from marl_sb3.runs.settings import load_config
 
 
 def run(path: str, started_s: int = 0) -> Path:

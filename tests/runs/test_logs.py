@@ -13,9 +13,9 @@ from stable_baselines3.common.logger import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from marl_sb3 import ConfigError
-from marl_sb3.core.metrics import flatten
-from marl_sb3.core.training import ResultLogger
-from marl_sb3.results import read_results
+from marl_sb3.core.metrics.names import flatten
+from marl_sb3.core.training.results import ResultLogger
+from marl_sb3.results.result_log import read_results
 from marl_sb3.runs.logs import CsvFormat, EventsFormat, JsonLinesFormat, truncate_logs
 
 

@@ -11,7 +11,8 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3.evaluate import main as evaluate_main
-from marl_sb3.runs import load_config, prepare
+from marl_sb3.runs.settings import load_config
+from marl_sb3.runs.start import prepare
 from marl_sb3.train import main
 
 CODE = """

@@ -16,11 +16,13 @@ from stable_baselines3.common.callbacks import BaseCallback
 from toy_envs import ScriptedEnv
 
 import marl_sb3
-from marl_sb3.core.metrics import flatten
+from marl_sb3.core.metrics.names import flatten
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.export import main as export_command
-from marl_sb3.results import read_results
-from marl_sb3.runs import Run, load_config, prepare
+from marl_sb3.results.result_log import read_results
+from marl_sb3.runs.run import Run
+from marl_sb3.runs.settings import load_config
+from marl_sb3.runs.start import prepare
 from marl_sb3.train import main as train_command
 
 TINY = {"n_steps": 10, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 7}

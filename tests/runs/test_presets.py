@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from marl_sb3.core.config import algorithm_info
-from marl_sb3.core.learners import PolicySpec
-from marl_sb3.extensions.dialects import canonical_hyperparameters
-from marl_sb3.extensions.fast import ALGORITHMS
-from marl_sb3.files import read_yaml
-from marl_sb3.runs import load_config, preset_path
+from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.core.learners.spec import PolicySpec
+from marl_sb3.extensions.dialects.names import canonical_hyperparameters
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
+from marl_sb3.files.plain_yaml import read_yaml
+from marl_sb3.runs.files import preset_path
+from marl_sb3.runs.settings import load_config
 from marl_sb3.tools.tuning.space import read_space
 
 

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.core.config import ProcessingSettings
-from marl_sb3.core.state import StateReader
-from marl_sb3.runs import TrainConfig, load_config, resolved, to_yaml
-from marl_sb3.runs.building import policy_spec
+from marl_sb3.core.config.settings import ProcessingSettings
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.runs.building import policy_spec, resolved
+from marl_sb3.runs.files import to_yaml
+from marl_sb3.runs.schema import TrainConfig
+from marl_sb3.runs.settings import load_config
 
 WAYS: dict[str, Any] = {
     "--set": {"settings": {"frame_stack": 4, "normalize_rewards": True}},

@@ -10,7 +10,7 @@ from small_runs import rows, start
 
 from marl_sb3 import load_run
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.store import CheckpointFolder
+from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
 
 
 def test_the_best_and_the_newest_are_kept_and_can_be_asked_for(in_tmp: Path) -> None:

@@ -20,8 +20,9 @@ import marl_sb3
 from marl_sb3 import MultiAgentCallback
 from marl_sb3.core.state import checkpoint
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.extensions.store import CheckpointFolder
-from marl_sb3.runs import RunFolder, resume_run
+from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
+from marl_sb3.runs.folder import RunFolder
+from marl_sb3.runs.start import resume_run
 from marl_sb3.signals import handled
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -9,8 +9,9 @@ from pathlib import Path
 from small_runs import start
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.runs import SavedRun, rivals_in
+from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.runs.rivals import rivals_in
+from marl_sb3.runs.run import SavedRun
 
 
 def test_members_and_checkpoints_of_a_run_play_against_it_and_against_one_of_these(tmp_path: Path) -> None:

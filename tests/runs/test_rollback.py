@@ -13,7 +13,7 @@ from toy_envs import ScriptedEnv
 import marl_sb3
 from marl_sb3 import MultiAgentCallback
 from marl_sb3.errors import NumericError
-from marl_sb3.extensions.store import CheckpointFolder
+from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
 
 
 class Poisonous(ScriptedEnv):

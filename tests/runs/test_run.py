@@ -13,9 +13,10 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentCallback
-from marl_sb3.core.metrics import flatten, table
+from marl_sb3.core.metrics.names import flatten
+from marl_sb3.core.metrics.statistics import table
 from marl_sb3.errors import ConfigError
-from marl_sb3.results import read_results
+from marl_sb3.results.result_log import read_results
 
 RETURN = "env_runners/episode_return_mean"
 SMALL = {"n_steps": 10, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 7}

@@ -12,11 +12,11 @@ from crashing_envs import AlwaysFatal
 from run_records import json_rows
 
 import marl_sb3
-from marl_sb3.core.metrics import Result
-from marl_sb3.core.training import MultiAgentCallback
+from marl_sb3.core.metrics.names import Result
+from marl_sb3.core.training.algorithm import MultiAgentCallback
 from marl_sb3.errors import ConfigError, WorkerError
 from marl_sb3.evaluate import main as evaluate
-from marl_sb3.runs import TRACEBACK_FILE
+from marl_sb3.runs.folder import TRACEBACK_FILE
 from marl_sb3.train import main as train
 
 SMALL = {"n_steps": 10, "batch_size": 20, "n_epochs": 1, "policy_kwargs.net_arch": [4], "env.max_timesteps": 7}

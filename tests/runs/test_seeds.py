@@ -18,7 +18,7 @@ from waiting import is_running, wait_for
 
 import marl_sb3
 from marl_sb3.errors import ConfigError
-from marl_sb3.results import last_result, read_results
+from marl_sb3.results.result_log import last_result, read_results
 from marl_sb3.train import main
 
 TINY = ["arena", "--n-envs", "2", "--timesteps", "120", "--policies", "per_agent"]

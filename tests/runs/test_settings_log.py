@@ -10,8 +10,10 @@ from tensorboard.backend.event_processing.event_file_loader import LegacyEventFi
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from marl_sb3.runs import TrainConfig, load_config, to_yaml
+from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.logs import SETTINGS_FILE, write_settings
+from marl_sb3.runs.schema import TrainConfig
+from marl_sb3.runs.settings import load_config
 
 IDS = ["agent1", "agent2"]
 

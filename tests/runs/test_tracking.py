@@ -20,8 +20,8 @@ from tracker_files import Steps, mlflow_runs, trackio_runs, wandb_runs
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentCallback
-from marl_sb3.core.metrics import flatten
-from marl_sb3.core.training import ResultLogger
+from marl_sb3.core.metrics.names import flatten
+from marl_sb3.core.training.results import ResultLogger
 from marl_sb3.runs import tracking
 from marl_sb3.runs.trackers import TRACKERS, Entry, Start, _mlflow_name
 from marl_sb3.runs.tracking import TrackerOutput

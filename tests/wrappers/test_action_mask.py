@@ -11,8 +11,7 @@ from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
 from marl_sb3.errors import EnvError
-from marl_sb3.wrappers import EnvView
-from marl_sb3.wrappers.observations import is_masked
+from marl_sb3.wrappers.observations import EnvView, is_masked
 
 INNER = spaces.Box(-1000, 1000, (3,), np.float32)
 

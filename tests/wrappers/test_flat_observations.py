@@ -9,8 +9,7 @@ from toy_envs import SampledEnv
 
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
 from marl_sb3.errors import ConfigError, EnvError
-from marl_sb3.wrappers import flat_space
-from marl_sb3.wrappers.observations import flat_observation
+from marl_sb3.wrappers.observations import flat_observation, flat_space
 
 BOX, MODE = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(4)
 NESTED = spaces.Dict({"b": spaces.Dict({"y": BOX, "x": spaces.Tuple([MODE, BOX])}), "a": spaces.MultiBinary(3)})

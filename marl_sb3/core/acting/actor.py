@@ -12,10 +12,13 @@ from typing_extensions import override
 
 from marl_sb3.core.acting.policy import Decision, Policy, PolicyInputs
 from marl_sb3.core.mapping import PolicyRows
-from marl_sb3.core.processing import RescaleActions, RowProcessing
-from marl_sb3.core.sb3 import States, noise, noise_of_rows, trait, uses_noise
-from marl_sb3.core.state import Fields, Stateful, array, arrays, integer, part
-from marl_sb3.core.vec_env import VecStep, ZeroBased, with_rows
+from marl_sb3.core.processing.processing import RescaleActions
+from marl_sb3.core.processing.rows import RowProcessing
+from marl_sb3.core.sb3.inference import States, noise, noise_of_rows, uses_noise
+from marl_sb3.core.sb3.traits import trait
+from marl_sb3.core.state.fields import Fields, Stateful, array, arrays, integer, part
+from marl_sb3.core.vec_env.observations import ZeroBased, with_rows
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.types import Array, BoolArray, Observations, PolicyID
 

@@ -18,13 +18,16 @@ from stable_baselines3.common.preprocessing import is_image_space
 
 from marl_sb3.core.acting.actor import env_actions
 from marl_sb3.core.acting.policy import PolicyInputs, PredictingPolicy
-from marl_sb3.core.envs import MASK
-from marl_sb3.core.processing import REWARD, Processing, RowMemory, require_choices
-from marl_sb3.core.sb3 import States, inference, initial_states, takes_masks
-from marl_sb3.core.vec_env import ZeroBased, forbidden_place, forbidden_words, joined_observations, mask_fault
+from marl_sb3.core.envs.converted import MASK
+from marl_sb3.core.processing.processing import Processing
+from marl_sb3.core.processing.processors import REWARD, RowMemory, require_choices
+from marl_sb3.core.sb3 import inference
+from marl_sb3.core.sb3.inference import States, initial_states, takes_masks
+from marl_sb3.core.vec_env.masks import forbidden_place, forbidden_words, mask_fault
+from marl_sb3.core.vec_env.observations import ZeroBased, joined_observations
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, Observations, PolicyID
-from marl_sb3.wrappers import OBSERVATION, choices_of, env_action, named_parts
+from marl_sb3.wrappers.observations import OBSERVATION, choices_of, env_action, named_parts
 
 ByAgent: TypeAlias = Mapping[AgentID, Any]
 Given: TypeAlias = ByAgent | None

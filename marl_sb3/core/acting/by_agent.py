@@ -23,13 +23,15 @@ from marl_sb3.core.acting.asked_agent import (
     act_together,
 )
 from marl_sb3.core.acting.policy import PredictingPolicy
-from marl_sb3.core.config import policy_files
+from marl_sb3.core.config.algorithms import policy_files
 from marl_sb3.core.mapping import Deterministic, PolicyRows
-from marl_sb3.core.metrics import InfoMetric
+from marl_sb3.core.metrics.episodes import InfoMetric
 from marl_sb3.core.policies import activation_name
-from marl_sb3.core.processing import Processing, process_rows
-from marl_sb3.core.sb3 import States, reset_optimizers
-from marl_sb3.core.state import StateReader
+from marl_sb3.core.processing.processing import Processing
+from marl_sb3.core.processing.rows import process_rows
+from marl_sb3.core.sb3.inference import States
+from marl_sb3.core.sb3.tensors import reset_optimizers
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.doors import counterpart
 from marl_sb3.errors import CheckpointError, ConfigError, require_known
 from marl_sb3.types import AgentID, FloatArray, PolicyID

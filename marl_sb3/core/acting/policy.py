@@ -16,9 +16,10 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import obs_as_tensor
 from typing_extensions import override
 
-from marl_sb3.core.sb3 import States, initial_states, takes_masks, trait
-from marl_sb3.core.state import Fields, Stateful, array
-from marl_sb3.core.vec_env import map_arrays
+from marl_sb3.core.sb3.inference import States, initial_states, takes_masks
+from marl_sb3.core.sb3.traits import trait
+from marl_sb3.core.state.fields import Fields, Stateful, array
+from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, BoolArray, FloatArray, Observations
 
@@ -162,11 +163,12 @@ class RolloutPolicy(Policy):
     def __init__(self, algorithm: OnPolicyAlgorithm, takes_masks: bool = False) -> None:
         super().__init__(algorithm)
         self.takes_masks = takes_masks
+        self._acting_kernels = trait(algorithm, "acting_kernels")
         self.refresh()
 
     @override
     def refresh(self) -> None:
-        self.kernels: Any = trait(self.algorithm, "acting_kernels")()
+        self.kernels: Any = self._acting_kernels()
         if self.kernels is not None:
             self.kernels.read_parameters()
 

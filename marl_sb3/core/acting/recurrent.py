@@ -10,7 +10,7 @@ from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from typing_extensions import override
 
 from marl_sb3.core.acting.policy import Decision, PolicyInputs, RolloutPolicy, decision_of
-from marl_sb3.core.sb3 import States
+from marl_sb3.core.sb3.inference import States
 
 
 class RecurrentRolloutPolicy(RolloutPolicy):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from gymnasium import spaces
 
-from marl_sb3.core.state import State, StateReader
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.doors import IN_THIS_PROCESS, Execution
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 

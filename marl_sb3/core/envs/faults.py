@@ -11,7 +11,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.core.state import State, is_plain
+from marl_sb3.core.state.state import State, is_plain
 from marl_sb3.errors import EnvRaisedError, MarlSb3Error, described, is_disk_full
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 from marl_sb3.core.policies import layers, refuse_dict
-from marl_sb3.core.processing import WHOLE, FrameStack, Processing
+from marl_sb3.core.processing.processing import Processing
+from marl_sb3.core.processing.processors import WHOLE, FrameStack
 from marl_sb3.errors import ConfigError
 
 _KEY = "policy_kwargs.features_extractor_kwargs"

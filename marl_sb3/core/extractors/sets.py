@@ -18,7 +18,8 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
 from marl_sb3.core.policies import layers
-from marl_sb3.core.processing import WHOLE, Processing, parts_of
+from marl_sb3.core.processing.processing import Processing
+from marl_sb3.core.processing.processors import WHOLE, parts_of
 from marl_sb3.errors import ConfigError, require_known
 
 MASK = "_mask"  # after the name of a part: which of its entities are there

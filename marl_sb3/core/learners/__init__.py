@@ -1,7 +1,1 @@
 """Learners: each trains one policy by its SB3 algorithm; `PolicySpec` says how."""
-
-from __future__ import annotations
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -19,14 +19,19 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.utils import FloatSchedule
 
-from marl_sb3.core.acting import make_action_noise
-from marl_sb3.core.config import ProcessingSettings, counted
+from marl_sb3.core.acting.policy import make_action_noise
+from marl_sb3.core.config.settings import ProcessingSettings
+from marl_sb3.core.config.values import counted
 from marl_sb3.core.learners.spec import PolicySpec, info_of_class
 from marl_sb3.core.mapping import PolicyRows
-from marl_sb3.core.processing import LEAST_PIXELS, ProcessedPolicy, Processing
-from marl_sb3.core.sb3 import Schedule, SpacesOnlyVecEnv, check_spaces, integer_sizes, trait
+from marl_sb3.core.processing.processing import Processing
+from marl_sb3.core.processing.processors import LEAST_PIXELS, ProcessedPolicy
+from marl_sb3.core.sb3.private import integer_sizes
+from marl_sb3.core.sb3.schedules import Schedule
+from marl_sb3.core.sb3.spaces import SpacesOnlyVecEnv, check_spaces
+from marl_sb3.core.sb3.traits import trait
 from marl_sb3.errors import ConfigError, require_known, shown
-from marl_sb3.wrappers import choices_of
+from marl_sb3.wrappers.observations import choices_of
 
 _log = logging.getLogger(__name__)
 

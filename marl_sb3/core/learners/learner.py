@@ -17,31 +17,30 @@ import torch as th
 from threadpoolctl import ThreadpoolController
 from typing_extensions import override
 
-from marl_sb3.core.acting import ActingWatcher, Actor
-from marl_sb3.core.config import info_of, policy_sections
+from marl_sb3.core.acting.actor import ActingWatcher, Actor
+from marl_sb3.core.config.algorithms import info_of
+from marl_sb3.core.config.settings import policy_sections
 from marl_sb3.core.experience import Experience, LearnedExperience
 from marl_sb3.core.learners.building import coefficients, is_off_policy, policy_rows, processing_of
 from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import PolicyRows
-from marl_sb3.core.metrics import Result
-from marl_sb3.core.processing import Processing
-from marl_sb3.core.sb3 import (
-    COUNTS,
+from marl_sb3.core.metrics.names import Result
+from marl_sb3.core.processing.processing import Processing
+from marl_sb3.core.sb3.private import COUNTS, set_progress_remaining, set_up_logging
+from marl_sb3.core.sb3.schedules import Progress, Schedule
+from marl_sb3.core.sb3.tensors import (
     Arrays,
-    Progress,
-    Schedule,
     optimizer_arrays,
     optimizer_settings,
     read_optimizers,
     read_weights,
-    require_path,
-    set_progress_remaining,
-    set_up_logging,
-    trait,
     weights,
 )
-from marl_sb3.core.state import Commit, Field, Fields, Part, SavedPart, State, Stateful, generators, in_order, part
-from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.core.sb3.traits import require_path, trait
+from marl_sb3.core.state.fields import Commit, Field, Fields, Part, SavedPart, Stateful, in_order, part
+from marl_sb3.core.state.randomness import generators
+from marl_sb3.core.state.state import State
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.doors import Engine, ExperienceMaker, imported
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import GoalRewards, PolicyID

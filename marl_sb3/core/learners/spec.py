@@ -10,35 +10,29 @@ from typing import TYPE_CHECKING, Any
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise
 
-from marl_sb3.core.config import (
+from marl_sb3.core.config.algorithms import (
     ADDED,
-    CLASSES,
-    STORED_POLICY_KWARGS,
     AlgorithmInfo,
     Decay,
-    Named,
-    ProcessingSettings,
-    Strings,
-    accepts,
     add_algorithm,
     algorithm_info,
-    alternatives_of,
     built_in,
     canonical_algorithm,
     info_of,
     known_name,
     parameters_of,
-    plain_numbers,
-    policy_sections,
-    require,
     saved_class,
     saved_name,
-    section_by_setting,
 )
-from marl_sb3.core.envs import import_modules
+from marl_sb3.core.config.networks import CLASSES, STORED_POLICY_KWARGS
+from marl_sb3.core.config.settings import ProcessingSettings, policy_sections, section_by_setting
+from marl_sb3.core.config.values import Named, Strings, accepts, alternatives_of, plain_numbers, require
+from marl_sb3.core.envs.registry import import_modules
 from marl_sb3.core.policies import OF_THE_USER, registered_class, resolve_policy_kwargs
-from marl_sb3.core.sb3 import make_schedule, trait
-from marl_sb3.core.state import Checkpoint, State, StateReader, is_plain
+from marl_sb3.core.sb3.schedules import make_schedule
+from marl_sb3.core.sb3.traits import trait
+from marl_sb3.core.state.checkpoint import Checkpoint
+from marl_sb3.core.state.state import State, StateReader, is_plain
 from marl_sb3.doors import DIALECTS, POLICY_SECTIONS
 from marl_sb3.errors import CheckpointError, ConfigError, did_you_mean, refuse, shown
 from marl_sb3.types import PolicyID

@@ -11,25 +11,25 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from marl_sb3.core.config import PositiveInt, require, require_ids
-from marl_sb3.core.envs import BENEATH
+from marl_sb3.core.config.ids import require_ids
+from marl_sb3.core.config.values import PositiveInt, require
+from marl_sb3.core.envs.converted import BENEATH
 from marl_sb3.core.metrics.names import Result
-from marl_sb3.core.state import (
+from marl_sb3.core.state.fields import (
     Commit,
     Field,
     Fields,
     SavedPart,
-    State,
     Stateful,
-    StateReader,
     counts,
     in_order,
     parts,
     sums,
     sums_or_nan,
-    without_nan,
 )
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
+from marl_sb3.core.state.state import State, StateReader, without_nan
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError, EnvError, require_known, shown
 from marl_sb3.types import AgentID, Array, PolicyID
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from marl_sb3.core.metrics.statistics import wilson_interval
-from marl_sb3.core.state import Fields, Stateful, counts, number, sums, sums_or_nan
+from marl_sb3.core.state.fields import Fields, Stateful, counts, number, sums, sums_or_nan
 from marl_sb3.output import printable
 from marl_sb3.types import AgentID, Array, PolicyID
 

@@ -16,26 +16,23 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from typing_extensions import override
 
-from marl_sb3.core.acting import Actor, ExploringPolicy, RowNoise, not_finite_refused
-from marl_sb3.core.config import Count, counted, require
+from marl_sb3.core.acting.actor import Actor, not_finite_refused
+from marl_sb3.core.acting.policy import ExploringPolicy, RowNoise
+from marl_sb3.core.config.values import Count, counted, require
 from marl_sb3.core.experience import Experience
-from marl_sb3.core.learners import (
-    Learner,
-    LearnerOptions,
-    Pace,
-    PolicySpec,
-    Update,
+from marl_sb3.core.learners.building import (
     build,
     check_action_space,
-    check_replay_update,
     is_off_policy,
-    joined_metrics,
     mention_flat_images,
     processing_of,
     stored_space,
 )
+from marl_sb3.core.learners.finite import check_replay_update
+from marl_sb3.core.learners.learner import Learner, LearnerOptions, Pace, Update, joined_metrics
+from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import PolicyRows
-from marl_sb3.core.metrics import Result
+from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.off_policy.per_row_replay import (
     CompactBuffer,
     GoalEnv,
@@ -51,20 +48,17 @@ from marl_sb3.core.off_policy.replay import (
     TransitionReplayBuffer,
     read_resized,
 )
-from marl_sb3.core.processing import Processing, parts_of, process_rows
-from marl_sb3.core.sb3 import (
-    OFF_POLICY_COUNTS,
-    Arrays,
-    check_spaces,
-    normalize_minibatches,
-    num_updates,
-    optimized_parameters,
-    trait,
-)
-from marl_sb3.core.state import Commit, Field, Fields, SavedPart, in_order
+from marl_sb3.core.processing.processing import Processing
+from marl_sb3.core.processing.processors import parts_of
+from marl_sb3.core.processing.rows import process_rows
+from marl_sb3.core.sb3.private import OFF_POLICY_COUNTS, num_updates
+from marl_sb3.core.sb3.spaces import check_spaces, normalize_minibatches
+from marl_sb3.core.sb3.tensors import Arrays, optimized_parameters
+from marl_sb3.core.sb3.traits import trait
+from marl_sb3.core.state.fields import Commit, Field, Fields, SavedPart, in_order
 from marl_sb3.errors import CheckpointError, ConfigError, require_known
 from marl_sb3.types import Array, GoalRewards
-from marl_sb3.wrappers import choices_of
+from marl_sb3.wrappers.observations import choices_of
 
 _log = logging.getLogger(__name__)
 

@@ -15,8 +15,9 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from typing_extensions import override
 
 from marl_sb3.core.off_policy.replay import TransitionBuffer, Transitions
-from marl_sb3.core.state import Fields, TensorFile, array, pieces
-from marl_sb3.core.vec_env import map_arrays
+from marl_sb3.core.state.checkpoint import TensorFile, pieces
+from marl_sb3.core.state.fields import Fields, array
+from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.errors import CheckpointError, EnvError
 from marl_sb3.types import AgentID, Array, BoolArray, GoalRewards
 

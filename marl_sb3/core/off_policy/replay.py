@@ -13,36 +13,17 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples, TrainFreq
 from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import override
 
-from marl_sb3.core.acting import Acted, Actor, Observed
-from marl_sb3.core.envs import MASK
+from marl_sb3.core.acting.actor import Acted, Actor, Observed
+from marl_sb3.core.envs.converted import MASK
 from marl_sb3.core.experience import Experience
-from marl_sb3.core.sb3 import after_step, set_progress_remaining
-from marl_sb3.core.state import (
-    MAX_COUNT,
-    Commit,
-    Fields,
-    Form,
-    Stateful,
-    StateReader,
-    TensorFile,
-    array,
-    arrays,
-    boolean,
-    integer,
-    part,
-    pieces,
-)
-from marl_sb3.core.vec_env import (
-    VecStep,
-    joined_observations,
-    map_arrays,
-    mask_fault,
-    pairs,
-    require_categories,
-    require_observed,
-    with_rows,
-    zeros,
-)
+from marl_sb3.core.sb3.private import after_step, set_progress_remaining
+from marl_sb3.core.state.checkpoint import Form, TensorFile, pieces
+from marl_sb3.core.state.fields import Commit, Fields, Stateful, array, arrays, boolean, integer, part
+from marl_sb3.core.state.state import MAX_COUNT, StateReader
+from marl_sb3.core.vec_env.masks import mask_fault
+from marl_sb3.core.vec_env.observations import joined_observations, map_arrays, pairs, with_rows, zeros
+from marl_sb3.core.vec_env.slot_states import require_categories, require_observed
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import EnvError
 from marl_sb3.types import Array, BoolArray, Observations
 

@@ -1,7 +1,1 @@
 """Learning from rollouts: the buffers, and the learner that updates at the end of each."""
-
-from __future__ import annotations
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -12,25 +12,21 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from typing_extensions import override
 
-from marl_sb3.core.acting import Actor, RolloutPolicy, not_finite_refused
+from marl_sb3.core.acting.actor import Actor, not_finite_refused
+from marl_sb3.core.acting.policy import RolloutPolicy
 from marl_sb3.core.experience import Experience
-from marl_sb3.core.learners import (
-    Learner,
-    LearnerOptions,
-    Pace,
-    PolicySpec,
-    Update,
-    build,
-    check_rollout,
-    check_update,
-    mention_flat_images,
-)
+from marl_sb3.core.learners.building import build, check_rollout, mention_flat_images
+from marl_sb3.core.learners.finite import check_update
+from marl_sb3.core.learners.learner import Learner, LearnerOptions, Pace, Update
+from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import PolicyRows
-from marl_sb3.core.metrics import Result
+from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.on_policy.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer, RolloutExperience
-from marl_sb3.core.processing import Processing, process_rows
-from marl_sb3.core.sb3 import count_steps, trait
-from marl_sb3.core.state import Fields, integer
+from marl_sb3.core.processing.processing import Processing
+from marl_sb3.core.processing.rows import process_rows
+from marl_sb3.core.sb3.tensors import count_steps
+from marl_sb3.core.sb3.traits import trait
+from marl_sb3.core.state.fields import Fields, integer
 from marl_sb3.doors import PreparedUpdate
 
 

@@ -12,11 +12,15 @@ import torch as th
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from typing_extensions import override
 
-from marl_sb3.core.acting import Acted, Actor, Decision, Observed, PolicyInputs
+from marl_sb3.core.acting.actor import Acted, Actor, Observed
+from marl_sb3.core.acting.policy import Decision, PolicyInputs
 from marl_sb3.core.experience import Experience
-from marl_sb3.core.sb3 import trait
-from marl_sb3.core.state import Commit, Field, Fields, State, StateReader, in_order, integer
-from marl_sb3.core.vec_env import VecStep, map_arrays, pairs, require_categories, require_observed
+from marl_sb3.core.sb3.traits import trait
+from marl_sb3.core.state.fields import Commit, Field, Fields, in_order, integer
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.vec_env.observations import map_arrays, pairs
+from marl_sb3.core.vec_env.slot_states import require_categories, require_observed
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.types import Array, BoolArray, Observations
 
 if TYPE_CHECKING:  # the base class, to mypy, of a mixin for both buffers

@@ -16,9 +16,9 @@ from sb3_contrib.common.recurrent.type_aliases import (
 )
 from stable_baselines3.common.utils import obs_as_tensor
 
-from marl_sb3.core.acting import PolicyInputs
+from marl_sb3.core.acting.policy import PolicyInputs
 from marl_sb3.core.on_policy.rollout import TurnAwareRollout
-from marl_sb3.core.vec_env import map_arrays
+from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.types import Array, BoolArray
 
 if TYPE_CHECKING:  # base classes of mixins, for type checkers alone

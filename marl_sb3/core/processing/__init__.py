@@ -3,9 +3,3 @@
 `Processing` holds the processors of one policy and their running statistics. `process_rows` applies it to the rows of a
 policy in training and in evaluations, step by step; `predict` passes the memory of an agent in and out.
 """
-
-from __future__ import annotations
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

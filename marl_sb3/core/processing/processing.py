@@ -10,7 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from typing_extensions import override
 
-from marl_sb3.core.config import ProcessingSettings
+from marl_sb3.core.config.settings import ProcessingSettings
 from marl_sb3.core.processing.processors import (
     WHOLE,
     AgentIndicator,
@@ -31,18 +31,8 @@ from marl_sb3.core.processing.processors import (
     parts_of,
     with_parts,
 )
-from marl_sb3.core.state import (
-    MAX_NUMBER,
-    Fields,
-    State,
-    Stateful,
-    StateReader,
-    array,
-    number,
-    read_states,
-    states_of,
-    sums,
-)
+from marl_sb3.core.state.fields import Fields, Stateful, array, number, read_states, states_of, sums
+from marl_sb3.core.state.state import MAX_NUMBER, State, StateReader
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, Observations
 

@@ -15,11 +15,11 @@ from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
 from typing_extensions import override
 
-from marl_sb3.core.config import ProcessingSettings
-from marl_sb3.core.envs import resize
+from marl_sb3.core.config.settings import ProcessingSettings
+from marl_sb3.core.envs.converted import resize
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, Observations
-from marl_sb3.wrappers import choices_of
+from marl_sb3.wrappers.observations import choices_of
 
 Space = spaces.Space[Any]
 WHOLE = ""  # the key of an observation that has none

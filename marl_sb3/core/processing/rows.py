@@ -11,8 +11,11 @@ from typing_extensions import override
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.processing.processing import NormalizeObservations, Processing, RescaleActions
 from marl_sb3.core.processing.processors import REWARD, FrameStack, RowMemory
-from marl_sb3.core.state import Fields, Stateful, StateReader, array, arrays, boolean, sums
-from marl_sb3.core.vec_env import VecStep, map_arrays, pairs, require_categories, with_rows, zeros
+from marl_sb3.core.state.fields import Fields, Stateful, array, arrays, boolean, sums
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.vec_env.observations import map_arrays, pairs, with_rows, zeros
+from marl_sb3.core.vec_env.slot_states import require_categories
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.types import Array, BoolArray, Observations
 
 # Final observations (n, ...) of rows, (rows,) bool, that were truncated -> (n,) what their returns go on with.

@@ -18,7 +18,8 @@ from stable_baselines3.common.distributions import Distribution, StateDependentN
 from stable_baselines3.common.preprocessing import preprocess_obs
 
 from marl_sb3.core.sb3.traits import trait
-from marl_sb3.core.state import Field, StateReader
+from marl_sb3.core.state.fields import Field
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 States = tuple[Array, ...]  # (layers, rows, size) each; () for a policy without memory

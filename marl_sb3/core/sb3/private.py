@@ -14,7 +14,8 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList, Conve
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import BasePolicy
 
-from marl_sb3.core.state import Field, Fields, StateReader, integer, number
+from marl_sb3.core.state.fields import Field, Fields, integer, number
+from marl_sb3.core.state.state import StateReader
 
 # --- Algorithms that are not SB3's ------------------------------------------------------------------------------------
 

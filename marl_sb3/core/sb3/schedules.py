@@ -13,7 +13,8 @@ from typing import Any
 
 from stable_baselines3.common.utils import ConstantSchedule, LinearSchedule
 
-from marl_sb3.core.config import Decay, FiniteFloat, Points, accepts, alternatives_of, base_of, refusal, require, words
+from marl_sb3.core.config.algorithms import Decay, Points
+from marl_sb3.core.config.values import FiniteFloat, accepts, alternatives_of, base_of, refusal, require, words
 from marl_sb3.errors import ConfigError, shown
 
 Schedule = Callable[[float], float]

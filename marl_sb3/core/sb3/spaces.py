@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
 from marl_sb3.core.mapping import PolicyRows
-from marl_sb3.core.processing import Processing
+from marl_sb3.core.processing.processing import Processing
 from marl_sb3.errors import ConfigError
 
 Space = spaces.Space[Any]

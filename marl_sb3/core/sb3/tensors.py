@@ -17,7 +17,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from torch.utils.hooks import RemovableHandle
 
 from marl_sb3.core.sb3.private import torch_members
-from marl_sb3.core.state import Form, State, StateReader, TensorFile, copies, is_plain
+from marl_sb3.core.state.checkpoint import Form, TensorFile, copies
+from marl_sb3.core.state.state import State, StateReader, is_plain
 from marl_sb3.errors import CheckpointError
 from marl_sb3.types import Array
 

@@ -1,7 +1,1 @@
 """The joint training: `MultiAgentAlgorithm`, its loop, its runner, callbacks and results."""
-
-from __future__ import annotations
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

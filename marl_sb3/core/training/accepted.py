@@ -19,7 +19,7 @@ from stable_baselines3.common.callbacks import (
 )
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-from marl_sb3.core.sb3 import all_callbacks
+from marl_sb3.core.sb3.private import all_callbacks
 from marl_sb3.core.training.callback import TrainingCallback
 from marl_sb3.doors import counterpart
 from marl_sb3.errors import ConfigError

@@ -16,19 +16,26 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-from marl_sb3.core.acting import ActingWatcher, PolicyBundle, PolicyByAgent
-from marl_sb3.core.config import PositiveInt, Seed, parameters_of, require
-from marl_sb3.core.envs import EnvFactory
-from marl_sb3.core.learners import PolicySpec, limited_threads, parallel_updates
+from marl_sb3.core.acting.actor import ActingWatcher
+from marl_sb3.core.acting.by_agent import PolicyBundle, PolicyByAgent
+from marl_sb3.core.config.algorithms import parameters_of
+from marl_sb3.core.config.values import PositiveInt, Seed, require
+from marl_sb3.core.envs.registry import EnvFactory
+from marl_sb3.core.learners.learner import limited_threads, parallel_updates
+from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import Deterministic
-from marl_sb3.core.metrics import EpisodeTracker, InfoMetric, Result, flatten
-from marl_sb3.core.sb3 import read_weights
-from marl_sb3.core.state import Arrays, Checkpoint, State, StateReader, in_order, is_plain, store_of, versions
+from marl_sb3.core.metrics.episodes import EpisodeTracker, InfoMetric
+from marl_sb3.core.metrics.names import Result, flatten
+from marl_sb3.core.sb3.tensors import read_weights
+from marl_sb3.core.state.checkpoint import Arrays, Checkpoint, store_of, versions
+from marl_sb3.core.state.fields import in_order
+from marl_sb3.core.state.state import State, StateReader, is_plain
 from marl_sb3.core.training.callback import TrainingCallback, call_hook, with_hook
 from marl_sb3.core.training.loop import Counters, IterationReport, TrainingLoop
 from marl_sb3.core.training.results import Reporter, ShowProgress, iteration_result, machine_load
 from marl_sb3.core.training.setup import TrainingParts, constructor_arguments, set_up
-from marl_sb3.core.vec_env import MultiAgentVecEnv, as_vec_env
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.make import as_vec_env
 from marl_sb3.doors import VIEWS, Assignment, imported
 from marl_sb3.errors import CheckpointError, ConfigError, RunnersLostError
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn

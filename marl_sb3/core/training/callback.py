@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
-from marl_sb3.core.acting import ActingWatcher
-from marl_sb3.core.metrics import Episode, Result
-from marl_sb3.core.sb3 import all_callbacks
-from marl_sb3.core.state import State, StateReader, is_plain
-from marl_sb3.core.vec_env import Health, MultiAgentVecEnv, VecStep
+from marl_sb3.core.acting.actor import ActingWatcher
+from marl_sb3.core.metrics.episodes import Episode
+from marl_sb3.core.metrics.names import Result
+from marl_sb3.core.sb3.private import all_callbacks
+from marl_sb3.core.state.state import State, StateReader, is_plain
+from marl_sb3.core.vec_env.interface import Health, MultiAgentVecEnv
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.doors import WATCHERS
 from marl_sb3.errors import CheckpointError, ConfigError, HookError, described
 from marl_sb3.types import PolicyID

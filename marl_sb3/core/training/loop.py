@@ -12,10 +12,13 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.core.experience import ExperienceHook
-from marl_sb3.core.learners import Learner, run_in_threads
-from marl_sb3.core.metrics import Episode, Result
-from marl_sb3.core.sb3 import Progress, all_callbacks, has_step_hook, optimized_parameters
-from marl_sb3.core.state import Fields, Stateful, counts, integer, number, optional
+from marl_sb3.core.learners.learner import Learner, run_in_threads
+from marl_sb3.core.metrics.episodes import Episode
+from marl_sb3.core.metrics.names import Result
+from marl_sb3.core.sb3.private import all_callbacks, has_step_hook
+from marl_sb3.core.sb3.schedules import Progress
+from marl_sb3.core.sb3.tensors import optimized_parameters
+from marl_sb3.core.state.fields import Fields, Stateful, counts, integer, number, optional
 from marl_sb3.core.training.callback import (
     TrainingCallback,
     TrainingWatcher,
@@ -25,7 +28,8 @@ from marl_sb3.core.training.callback import (
     with_hook,
 )
 from marl_sb3.core.training.runner import Runner
-from marl_sb3.core.vec_env import Health, VecStep
+from marl_sb3.core.vec_env.interface import Health
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.doors import WATCHERS
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, PolicyID

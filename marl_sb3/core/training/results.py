@@ -13,8 +13,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import DISABLED, HumanOutputFormat, KVWriter, Logger, filter_excluded_keys
 from stable_baselines3.common.utils import configure_logger
 
-from marl_sb3.core.learners import joined_metrics
-from marl_sb3.core.metrics import Result, finite_or_none, flatten
+from marl_sb3.core.learners.learner import joined_metrics
+from marl_sb3.core.metrics.names import Result, finite_or_none, flatten
 from marl_sb3.core.training.callback import TrainingCallback, call_hook, training_callbacks
 from marl_sb3.core.training.loop import IterationReport
 from marl_sb3.core.training.setup import TrainingParts

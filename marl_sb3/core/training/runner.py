@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from typing_extensions import override
 
-from marl_sb3.core.acting import Acted, ActingWatcher, Actor
-from marl_sb3.core.config import built_in
+from marl_sb3.core.acting.actor import Acted, ActingWatcher, Actor
+from marl_sb3.core.config.algorithms import built_in
 from marl_sb3.core.experience import Experience, ExperienceHook
 from marl_sb3.core.mapping import zero_actions
-from marl_sb3.core.metrics import Episode, EpisodeTracker
-from marl_sb3.core.state import Part, SavedPart, State, is_plain
-from marl_sb3.core.vec_env import Health, MultiAgentVecEnv, VecStep
+from marl_sb3.core.metrics.episodes import Episode, EpisodeTracker
+from marl_sb3.core.state.fields import Part, SavedPart
+from marl_sb3.core.state.state import State, is_plain
+from marl_sb3.core.vec_env.interface import Health, MultiAgentVecEnv
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.types import Array, PolicyID
 
 if TYPE_CHECKING:

@@ -6,18 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marl_sb3.core.acting import PolicyBundle, PolicySpaces
-from marl_sb3.core.config import policy_files
-from marl_sb3.core.learners import (
-    LOCAL_EXPERIENCE,
-    Learner,
-    LearnerOptions,
-    PolicySpec,
-    is_off_policy,
-    iteration_steps,
-    policy_specs,
-    specs_of_checkpoint,
-)
+from marl_sb3.core.acting.by_agent import PolicyBundle, PolicySpaces
+from marl_sb3.core.config.algorithms import policy_files
+from marl_sb3.core.learners.building import is_off_policy
+from marl_sb3.core.learners.learner import LOCAL_EXPERIENCE, Learner, LearnerOptions, iteration_steps
+from marl_sb3.core.learners.spec import PolicySpec, policy_specs, specs_of_checkpoint
 from marl_sb3.core.mapping import (
     Deterministic,
     PolicyMapping,
@@ -29,27 +22,27 @@ from marl_sb3.core.mapping import (
     resolve_policies,
     rows_of_policy,
 )
-from marl_sb3.core.metrics import EpisodeTracker, info_metrics
-from marl_sb3.core.sb3 import Progress, optimizer_forms, progress_remaining, set_progress_remaining, weight_forms
-from marl_sb3.core.state import (
+from marl_sb3.core.metrics.episodes import EpisodeTracker, info_metrics
+from marl_sb3.core.sb3.private import progress_remaining, set_progress_remaining
+from marl_sb3.core.sb3.schedules import Progress
+from marl_sb3.core.sb3.tensors import optimizer_forms, weight_forms
+from marl_sb3.core.state.checkpoint import (
     Arrays,
     Checkpoint,
     OfPolicy,
-    Part,
-    ProcessRandomness,
-    SavedPart,
-    State,
-    StateReader,
     by_file,
     find_files,
-    in_order,
     require_storable,
     space_to_plain,
 )
+from marl_sb3.core.state.fields import Part, SavedPart, in_order
+from marl_sb3.core.state.randomness import ProcessRandomness
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.training.callback import CallbackStates
 from marl_sb3.core.training.loop import Counters
 from marl_sb3.core.training.runner import ActingPart, LocalRunner, Runner
-from marl_sb3.core.vec_env import MultiAgentVecEnv, derived_seed, goal_rewards_of
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, goal_rewards_of
+from marl_sb3.core.vec_env.seeding import derived_seed
 from marl_sb3.doors import ASSIGNED_RUNNERS, EACH_EPISODE, Assignment, ExperienceMaker
 from marl_sb3.errors import CheckpointError, ConfigError, shown
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
@@ -152,7 +145,7 @@ def set_up(
         elif policy_id in trained:
             with_replay.append((rows[policy_id], spec))
     if with_replay:
-        from marl_sb3.core.off_policy import require_memory
+        from marl_sb3.core.off_policy.off_policy import require_memory
 
         require_memory(with_replay)
     learners: dict[PolicyID, Learner] = {}

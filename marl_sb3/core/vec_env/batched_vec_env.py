@@ -11,19 +11,11 @@ import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
-from marl_sb3.core.envs import (
-    MASK,
-    RAISED,
-    BatchedEnv,
-    BatchedStep,
-    EnvFactory,
-    ask_for_state,
-    close_in_words,
-    make_env,
-    raise_in_words,
-    why_not_batched,
-)
-from marl_sb3.core.state import MAX_SEED, State, StateReader
+from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
+from marl_sb3.core.envs.converted import MASK
+from marl_sb3.core.envs.faults import RAISED, ask_for_state, close_in_words, raise_in_words
+from marl_sb3.core.envs.registry import EnvFactory, make_env, why_not_batched
+from marl_sb3.core.state.state import MAX_SEED, State, StateReader
 from marl_sb3.core.vec_env.interface import InProcessVecEnv, Options, VecEnvRequest
 from marl_sb3.core.vec_env.masks import forbidden_place, forbidden_words, read_masks
 from marl_sb3.core.vec_env.observations import AgentGroup, agent_groups, same, zero_observations, zeros_where_idle
@@ -40,7 +32,8 @@ from marl_sb3.core.vec_env.step import (
 )
 from marl_sb3.errors import ConfigError, EnvError, EnvNumericError
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.wrappers import choices_of, env_space, policy_actions, require_agents, unfit_numbers, unfit_words
+from marl_sb3.wrappers.checks import require_agents, unfit_numbers, unfit_words
+from marl_sb3.wrappers.observations import choices_of, env_space, policy_actions
 
 
 def make_batch(factory: EnvFactory, num_envs: int, env_kwargs: Mapping[str, Any], first_index: int = 0) -> BatchedEnv:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from marl_sb3.core.config import Count, require
-from marl_sb3.core.envs import EnvFactory, SingleAgentEnv, make_env
-from marl_sb3.core.state import State, StateReader
+from marl_sb3.core.config.values import Count, require
+from marl_sb3.core.envs.converted import SingleAgentEnv
+from marl_sb3.core.envs.registry import EnvFactory, make_env
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.vec_env.observations import AgentGroup
 from marl_sb3.core.vec_env.slot_states import EnvSettings
 from marl_sb3.core.vec_env.step import VecStep

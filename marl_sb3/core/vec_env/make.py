@@ -8,8 +8,8 @@ from typing import Any
 import gymnasium
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_sb3.core.config import Count, NumberOfEnvs, NumberOfWorkers, PositiveInt, PositiveSeconds, require
-from marl_sb3.core.envs import EnvFactory, env_factory, takes_argument, why_not_batched
+from marl_sb3.core.config.values import Count, NumberOfEnvs, NumberOfWorkers, PositiveInt, PositiveSeconds, require
+from marl_sb3.core.envs.registry import EnvFactory, env_factory, takes_argument, why_not_batched
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, VecEnvRequest
 from marl_sb3.core.vec_env.separate_envs import SyncVecEnv
 from marl_sb3.doors import ENV_KINDS, STEPPED_ELSEWHERE, VECTORIZERS

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.envs import MASK
-from marl_sb3.core.state import StateReader
+from marl_sb3.core.envs.converted import MASK
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.core.vec_env.observations import AgentGroup, AgentLayout
 from marl_sb3.core.vec_env.slot import EnvSlot
 from marl_sb3.core.vec_env.step import ActionMasks
 from marl_sb3.types import AgentID, Array, BoolArray
-from marl_sb3.wrappers import choices_of
+from marl_sb3.wrappers.observations import choices_of
 
 _NO_INFO: Mapping[str, Any] = {}
 

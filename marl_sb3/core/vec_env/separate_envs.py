@@ -10,7 +10,7 @@ import numpy as np
 from pettingzoo import ParallelEnv
 from typing_extensions import override
 
-from marl_sb3.core.state import State, StateReader
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.vec_env.interface import InProcessVecEnv, Options
 from marl_sb3.core.vec_env.masks import MaskReader, read_masks
 from marl_sb3.core.vec_env.observations import AgentLayout, agent_groups, put, require_same_agents, zero_observations
@@ -27,7 +27,8 @@ from marl_sb3.core.vec_env.step import (
 )
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.wrappers import EnvView, innermost_env, require_interface
+from marl_sb3.wrappers.checks import innermost_env, require_interface
+from marl_sb3.wrappers.observations import EnvView
 
 EnvFactory = Callable[[int], ParallelEnv]  # env index -> a new env
 

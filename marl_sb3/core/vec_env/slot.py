@@ -13,13 +13,14 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.core.envs import RAISED, ask_for_state, close_in_words, raise_in_words
+from marl_sb3.core.envs.faults import RAISED, ask_for_state, close_in_words, raise_in_words
 from marl_sb3.core.vec_env.observations import AgentLayout, map_arrays, put, same, taken, zero_observations
 from marl_sb3.core.vec_env.seeding import episode_seed
 from marl_sb3.core.vec_env.slot_states import CONFIGURE, OTHER_SPACES, ActionLog, EnvSettings, SlotState, same_tree
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError, EnvNumericError, EnvRaisedError, described
 from marl_sb3.types import AgentID, Array, Observations
-from marl_sb3.wrappers import LARGEST_FLOAT32, EnvView, observation_fault, reward_fault
+from marl_sb3.wrappers.checks import LARGEST_FLOAT32, observation_fault, reward_fault
+from marl_sb3.wrappers.observations import EnvView
 
 _log = logging.getLogger(__name__)
 _NOBODY: Mapping[AgentID, Any] = MappingProxyType({})

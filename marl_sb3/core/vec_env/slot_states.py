@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.state import MAX_SEED, State, StateReader, is_plain
+from marl_sb3.core.state.state import MAX_SEED, State, StateReader, is_plain
 from marl_sb3.core.vec_env.observations import AgentGroup, AgentLayout, stacked, taken, zero_observations
 from marl_sb3.errors import CheckpointError, ConfigError, shown
 from marl_sb3.types import Array, BoolArray, Observations

@@ -10,10 +10,11 @@ import numpy as np
 from gymnasium.spaces import Discrete, MultiDiscrete
 from typing_extensions import override
 
-from marl_sb3.core.state import State, StateReader
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.envs.arena import rules
-from marl_sb3.envs.compiled import CompiledBatch, CompiledRules
+from marl_sb3.envs.compiled.batch import CompiledBatch
 from marl_sb3.envs.compiled.random import next_word
+from marl_sb3.envs.compiled.rules import CompiledRules
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from typing_extensions import override
 
-from marl_sb3.core.envs import BatchedEnv
+from marl_sb3.core.envs.batched import BatchedEnv
 from marl_sb3.envs.arena import rules
 from marl_sb3.envs.compiled.originals import why_not_own
 from marl_sb3.envs.compiled.rules import Outcome

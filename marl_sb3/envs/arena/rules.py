@@ -16,7 +16,7 @@ from marl_sb3.errors import ConfigError, shown
 from marl_sb3.types import Array, BoolArray
 
 if TYPE_CHECKING:
-    from marl_sb3.envs.compiled import Outcome
+    from marl_sb3.envs.compiled.rules import Outcome
 
 AGENTS = ("agent1", "agent2")
 # What happens in a step, by agent and key, in the order of `Outcome.infos`. A new field is rewarded in a step without a

@@ -4,5 +4,3 @@ from .batch import CompiledBatch as CompiledBatch
 from .comparing import require_same as require_same
 from .rules import CompiledRules as CompiledRules
 from .rules import Outcome as Outcome
-from .twins import GymnasiumTwin as GymnasiumTwin
-from .twins import TwinBatch as TwinBatch

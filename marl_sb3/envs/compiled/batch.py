@@ -37,15 +37,15 @@ from marl_sb3.compiling import (
     is_ours,
     pointer,
 )
-from marl_sb3.core.envs import BatchedEnv, BatchedStep
-from marl_sb3.core.state import State, StateReader
-from marl_sb3.core.vec_env import agent_groups
+from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.vec_env.observations import agent_groups
 from marl_sb3.envs.compiled.random import seed_generator, words_of
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
 from marl_sb3.errors import EnvError
 from marl_sb3.fingerprints import UnknownValueError, fingerprint
 from marl_sb3.types import AgentID, Array, BoolArray
-from marl_sb3.wrappers import choices_of
+from marl_sb3.wrappers.observations import choices_of
 
 _STRICT: Any = {"nogil": True, "error_model": "numpy"}  # no fastmath: each operation is rounded as in Python
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from marl_sb3.compiling import compiled
-from marl_sb3.core.envs import AGENT
+from marl_sb3.core.envs.converted import AGENT
 from marl_sb3.envs.compiled.random import uniform
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
 from marl_sb3.envs.compiled.twins import LIMIT, GymnasiumTwin

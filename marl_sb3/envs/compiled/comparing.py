@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.envs import MASK
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, make_vec_env, taken
+from marl_sb3.core.envs.converted import MASK
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.make import make_vec_env
+from marl_sb3.core.vec_env.observations import taken
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import EnvError
 from marl_sb3.types import Array
-from marl_sb3.wrappers import choices_of
+from marl_sb3.wrappers.observations import choices_of
 
 _OF_AGENTS = ("rewards", "terminated", "truncated", "acted", "to_act", "in_play")  # (E, A) each
 _OF_ENVS = ("stepped", "episode_done")  # (E,) each

@@ -16,7 +16,7 @@ from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWr
 from typing_extensions import override
 
 from marl_sb3.compiling import OBSERVE
-from marl_sb3.core.envs import EnvFactory, make_env
+from marl_sb3.core.envs.registry import EnvFactory, make_env
 from marl_sb3.envs.compiled.batch import CompiledBatch
 from marl_sb3.envs.compiled.originals import why_not_original
 from marl_sb3.envs.compiled.random import integers, random, uniform

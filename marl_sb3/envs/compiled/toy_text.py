@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from typing_extensions import override
 
-from marl_sb3.core.envs import AGENT, MASK
+from marl_sb3.core.envs.converted import AGENT, MASK
 from marl_sb3.envs.compiled.random import random
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
 from marl_sb3.envs.compiled.twins import LIMIT, GymnasiumTwin, TwinBatch

@@ -13,8 +13,10 @@ import gymnasium
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from typing_extensions import override
 
-from marl_sb3.core.envs import EnvFactory, SingleAgentEnv, make_env
-from marl_sb3.core.vec_env import BatchedVecEnv, SyncVecEnv
+from marl_sb3.core.envs.converted import SingleAgentEnv
+from marl_sb3.core.envs.registry import EnvFactory, make_env
+from marl_sb3.core.vec_env.batched_vec_env import BatchedVecEnv
+from marl_sb3.core.vec_env.separate_envs import SyncVecEnv
 from marl_sb3.envs.compiled.batch import CompiledBatch
 from marl_sb3.envs.compiled.comparing import first_difference
 from marl_sb3.envs.compiled.originals import KNOWN, why_not_original

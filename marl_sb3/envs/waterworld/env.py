@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.spaces import Box
 from typing_extensions import override
 
-from marl_sb3.core.envs import BatchedEnv
+from marl_sb3.core.envs.batched import BatchedEnv
 from marl_sb3.envs.compiled.originals import why_not_own
 from marl_sb3.envs.drawn import DrawnEnv, Image, Infos, StepResult, blend
 from marl_sb3.envs.waterworld.parameters import BOUND, FOOD_SIZE, POISON_SIZE, Parameters, refused_action

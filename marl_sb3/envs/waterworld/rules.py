@@ -35,9 +35,11 @@ from marl_sb3.compiling import (
     carray,
     pointer,
 )
-from marl_sb3.core.state import State, StateReader, generator_state, set_generator_state
-from marl_sb3.envs.compiled import CompiledBatch, CompiledRules
+from marl_sb3.core.state.randomness import generator_state, set_generator_state
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.envs.compiled.batch import CompiledBatch
 from marl_sb3.envs.compiled.random import generator_of, random, seed_generator, words_of
+from marl_sb3.envs.compiled.rules import CompiledRules
 from marl_sb3.envs.waterworld import parameters
 from marl_sb3.envs.waterworld.parameters import FOOD_SIZE, POISON_SIZE
 from marl_sb3.errors import EnvError

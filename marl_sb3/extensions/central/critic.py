@@ -14,11 +14,16 @@ import numpy as np
 from torch import nn
 from typing_extensions import override
 
-from marl_sb3.core.acting import Decision, Policy, PolicyInputs
-from marl_sb3.core.learners import LearnerOptions, PolicySpec, blas_threads
-from marl_sb3.core.sb3 import States, progress_remaining
-from marl_sb3.core.state import SavedPart, State, StateReader, generator_state, set_generator_state
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
+from marl_sb3.core.acting.policy import Decision, Policy, PolicyInputs
+from marl_sb3.core.learners.learner import LearnerOptions, blas_threads
+from marl_sb3.core.learners.spec import PolicySpec
+from marl_sb3.core.sb3.inference import States
+from marl_sb3.core.sb3.private import progress_remaining
+from marl_sb3.core.state.fields import SavedPart
+from marl_sb3.core.state.randomness import generator_state, set_generator_state
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.central.inputs import CentralInputs
 from marl_sb3.extensions.central.part import MOST_INPUTS, CentralPart, read_seed

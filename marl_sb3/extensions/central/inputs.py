@@ -9,7 +9,8 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.core.mapping import PolicyRows
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 

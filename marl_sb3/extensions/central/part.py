@@ -12,9 +12,11 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from torch import nn
 
-from marl_sb3.core.learners import LearnerOptions, LearnerPart, PolicySpec
-from marl_sb3.core.state import SavedPart, State, StateReader
-from marl_sb3.core.training import MultiAgentAlgorithm
+from marl_sb3.core.learners.learner import LearnerOptions, LearnerPart
+from marl_sb3.core.learners.spec import PolicySpec
+from marl_sb3.core.state.fields import SavedPart
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.extensions.central.settings import CentralSettings
 from marl_sb3.types import Array
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Self
 from msgspec import Meta
 from typing_extensions import override
 
-from marl_sb3.core.config import PolicySection, PositiveInt
+from marl_sb3.core.config.settings import PolicySection
+from marl_sb3.core.config.values import PositiveInt
 from marl_sb3.errors import ConfigError, shown
 
 _Widths = Annotated[Sequence[PositiveInt], Meta(min_length=1, max_length=100)]

@@ -11,8 +11,10 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from marl_sb3.core.acting import Acted, Actor, PolicyInputs
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
+from marl_sb3.core.acting.actor import Acted, Actor
+from marl_sb3.core.acting.policy import PolicyInputs
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.central.inputs import flat
 from marl_sb3.types import Array, BoolArray, FloatArray, PolicyID

@@ -21,19 +21,24 @@ from stable_baselines3.common.callbacks import BaseCallback
 from torch import nn
 from typing_extensions import override
 
-from marl_sb3.core.acting import Acted, ActingWatcher
-from marl_sb3.core.learners import LearnerOptions, LearnerPart, PolicySpec, policy_rows, stored_space
-from marl_sb3.core.off_policy import (
+from marl_sb3.core.acting.actor import Acted, ActingWatcher
+from marl_sb3.core.learners.building import policy_rows, stored_space
+from marl_sb3.core.learners.learner import LearnerOptions, LearnerPart
+from marl_sb3.core.learners.spec import PolicySpec
+from marl_sb3.core.off_policy.off_policy import replay_buffer
+from marl_sb3.core.off_policy.replay import (
     TransitionBuffer,
     TransitionDictReplayBuffer,
     TransitionReplayBuffer,
     Transitions,
-    replay_buffer,
 )
-from marl_sb3.core.sb3 import trait
-from marl_sb3.core.state import SavedPart, State, StateReader, in_order
-from marl_sb3.core.training import MultiAgentAlgorithm, with_hook
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
+from marl_sb3.core.sb3.traits import trait
+from marl_sb3.core.state.fields import SavedPart, in_order
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
+from marl_sb3.core.training.callback import with_hook
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.central.critic import CentralCritic
 from marl_sb3.extensions.central.inputs import CentralInputs

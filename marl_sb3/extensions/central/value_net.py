@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from marl_sb3.core.state import SavedPart, State, StateReader
+from marl_sb3.core.state.fields import SavedPart
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.types import Array, FloatArray
 
 _MEMORY = 0.95  # share of what was added up that stays with each update

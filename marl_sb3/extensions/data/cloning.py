@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch as th
 
-from marl_sb3.core.config import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, require
-from marl_sb3.core.learners import Learner
-from marl_sb3.core.metrics import Result
-from marl_sb3.core.sb3 import reset_optimizers
-from marl_sb3.core.state import Fields, Stateful, StateReader, arrays, generator, integer, number, optional
+from marl_sb3.core.config.values import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, require
+from marl_sb3.core.learners.learner import Learner
+from marl_sb3.core.metrics.names import Result
+from marl_sb3.core.sb3.tensors import reset_optimizers
+from marl_sb3.core.state.fields import Fields, Stateful, arrays, integer, number, optional
+from marl_sb3.core.state.randomness import generator
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.extensions.data.demonstrations import demonstrations
 from marl_sb3.extensions.data.imitation import Minibatch, action_loss

@@ -23,14 +23,15 @@ import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
-from marl_sb3.core.config import id_fault, shown_id
-from marl_sb3.core.envs import AGENT as SINGLE_AGENT
-from marl_sb3.core.state import MAX_COUNT
+from marl_sb3.core.config.ids import id_fault, shown_id
+from marl_sb3.core.envs.converted import AGENT as SINGLE_AGENT
+from marl_sb3.core.state.state import MAX_COUNT
 from marl_sb3.errors import CheckpointError, ConfigError, described, install_words, shown
 from marl_sb3.extensions.data.episode_files import MAIN, EpisodeFiles, Group
-from marl_sb3.files import as_path, read_bytes, require_file_name, require_fits, require_own
+from marl_sb3.files.paths import as_path, require_file_name
+from marl_sb3.files.regular import read_bytes, require_fits, require_own
 from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, PolicyID
-from marl_sb3.wrappers import choices_of, env_space, flat_space, is_nested, policy_actions
+from marl_sb3.wrappers.observations import choices_of, env_space, flat_space, is_nested, policy_actions
 
 FOLDER = "data"  # of a dataset, in the folder of its policy: `minari.load_dataset` looks there, too
 METADATA = "metadata.json"  # of a dataset; Minari's

@@ -14,9 +14,10 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecTransposeImage
 
 from marl_sb3.core.mapping import PolicyRows
-from marl_sb3.core.off_policy import Transitions
-from marl_sb3.core.processing import REWARD, Processing, RowMemory
-from marl_sb3.core.vec_env import joined_observations, map_arrays, pairs, taken, zeros
+from marl_sb3.core.off_policy.replay import Transitions
+from marl_sb3.core.processing.processing import Processing
+from marl_sb3.core.processing.processors import REWARD, RowMemory
+from marl_sb3.core.vec_env.observations import joined_observations, map_arrays, pairs, taken, zeros
 from marl_sb3.errors import ConfigError, shown
 from marl_sb3.types import Array, BoolArray, Observations
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.files import open_regular, require_fits
+from marl_sb3.files.regular import open_regular, require_fits
 from marl_sb3.types import Array
 
 MAIN = "main_data.hdf5"  # Minari's name

@@ -13,9 +13,12 @@ from torch import nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from marl_sb3.core.sb3 import initial_states, progress_remaining
-from marl_sb3.core.state import Fields, Stateful, generator
-from marl_sb3.core.vec_env import IMITATED_MINIBATCHES, taken
+from marl_sb3.core.sb3.inference import initial_states
+from marl_sb3.core.sb3.private import progress_remaining
+from marl_sb3.core.state.fields import Fields, Stateful
+from marl_sb3.core.state.randomness import generator
+from marl_sb3.core.vec_env.observations import taken
+from marl_sb3.core.vec_env.seeding import IMITATED_MINIBATCHES
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.demonstrations import Demonstrations
 from marl_sb3.types import Array, PolicyID

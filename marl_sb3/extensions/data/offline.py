@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from marl_sb3.core.acting import not_finite_refused
-from marl_sb3.core.learners import Learner
-from marl_sb3.core.metrics import Result
-from marl_sb3.core.off_policy import OffPolicyLearner, TransitionDictReplayBuffer, TransitionReplayBuffer
-from marl_sb3.core.sb3 import trait
-from marl_sb3.core.state import Fields, Stateful, integer
+from marl_sb3.core.acting.actor import not_finite_refused
+from marl_sb3.core.learners.learner import Learner
+from marl_sb3.core.metrics.names import Result
+from marl_sb3.core.off_policy.off_policy import OffPolicyLearner
+from marl_sb3.core.off_policy.replay import TransitionDictReplayBuffer, TransitionReplayBuffer
+from marl_sb3.core.sb3.traits import trait
+from marl_sb3.core.state.fields import Fields, Stateful, integer
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.cloning import CloningOptions
 from marl_sb3.extensions.data.demonstrations import Demonstrations, demonstrations

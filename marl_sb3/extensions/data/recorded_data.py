@@ -12,12 +12,14 @@ import numpy as np
 import torch as th
 from typing_extensions import override
 
-from marl_sb3.core.learners import LearnerOptions, LearnerPart, PolicySpec, policy_rows, stored_space
+from marl_sb3.core.learners.building import policy_rows, stored_space
+from marl_sb3.core.learners.learner import LearnerOptions, LearnerPart
+from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import PolicyRows
-from marl_sb3.core.off_policy import replay_buffer
-from marl_sb3.core.processing import Processing
-from marl_sb3.core.sb3 import make_schedule
-from marl_sb3.core.state import Fields, Stateful, integer, optional
+from marl_sb3.core.off_policy.off_policy import replay_buffer
+from marl_sb3.core.processing.processing import Processing
+from marl_sb3.core.sb3.schedules import make_schedule
+from marl_sb3.core.state.fields import Fields, Stateful, integer, optional
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.dataset import read_data
 from marl_sb3.extensions.data.demonstrations import Demonstrations, demonstrations, require_episodes

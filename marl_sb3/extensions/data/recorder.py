@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.acting import Acted
+from marl_sb3.core.acting.actor import Acted
 from marl_sb3.core.mapping import PolicyMapping, PolicyRows, rows_of_policy
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, map_arrays
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.observations import map_arrays
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.extensions.data.dataset import Recorded, RecordedEpisode
 from marl_sb3.extensions.data.store import EpisodeStore, PolicyKind
 from marl_sb3.types import AgentID, Array, Observations, PolicyID

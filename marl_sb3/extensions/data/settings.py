@@ -9,7 +9,9 @@ from typing import Any, Self
 
 from typing_extensions import override
 
-from marl_sb3.core.config import Count, Decay, Fraction, NonNegativeFloat, Points, PolicySection
+from marl_sb3.core.config.algorithms import Decay, Points
+from marl_sb3.core.config.settings import PolicySection
+from marl_sb3.core.config.values import Count, Fraction, NonNegativeFloat
 from marl_sb3.errors import ConfigError, shown
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.state import State, StateReader
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.errors import ConfigError, shown
 from marl_sb3.extensions.data.dataset import (
     AGENT,
@@ -43,19 +43,11 @@ from marl_sb3.extensions.data.dataset import (
     recording_counts,
 )
 from marl_sb3.extensions.data.episode_files import MAIN, SHARD
-from marl_sb3.files import (
-    file_names,
-    path_is_usable,
-    read_regular,
-    replaced_file,
-    replaced_folder,
-    require_own,
-    require_text,
-    sync_to_disk,
-    write_whole,
-)
+from marl_sb3.files.atomic import replaced_file, replaced_folder, sync_to_disk, write_whole
+from marl_sb3.files.paths import file_names, path_is_usable, require_text
+from marl_sb3.files.regular import read_regular, require_own
 from marl_sb3.types import AgentID, Array, PolicyID
-from marl_sb3.wrappers import env_space
+from marl_sb3.wrappers.observations import env_space
 
 _log = logging.getLogger(__name__)
 

@@ -11,20 +11,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from marl_sb3.core.config import (
-    Count,
-    Named,
-    built_in,
-    canonical_algorithm,
-    integer_in,
-    plain_numbers,
-    refusal,
-    require,
-    section_by_setting,
-    takes_integers,
-    takes_integers_only,
-)
-from marl_sb3.core.metrics import require_metric
+from marl_sb3.core.config.algorithms import built_in, canonical_algorithm, takes_integers
+from marl_sb3.core.config.settings import section_by_setting
+from marl_sb3.core.config.values import Count, Named, integer_in, plain_numbers, refusal, require, takes_integers_only
+from marl_sb3.core.metrics.names import require_metric
 from marl_sb3.doors import DIALECTS, Dialect
 from marl_sb3.errors import ConfigError, did_you_mean, require_known, shown
 from marl_sb3.extensions.dialects.table import (
@@ -46,7 +36,7 @@ from marl_sb3.extensions.dialects.table import (
 from marl_sb3.extensions.dialects.zoo import IN_PYTHON, KEYS, action_noise, is_noise, parse_literal
 
 if TYPE_CHECKING:
-    from marl_sb3.core.learners import PolicySpec
+    from marl_sb3.core.learners.spec import PolicySpec
 
 _KINDS = DIALECTS["run"].of_runs
 _SECTIONS: Mapping[str, list[str]] = {

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.core.config import Count, Fraction, Points, PositiveInt, accepts, require, words
+from marl_sb3.core.config.algorithms import Points
+from marl_sb3.core.config.values import Count, Fraction, PositiveInt, accepts, require, words
 from marl_sb3.errors import ConfigError, did_you_mean, shown
 
 PAGE = "docs/coming_from/rllib.md"  # where users of RLlib read on

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from marl_sb3.core.config import CLASSES
+from marl_sb3.core.config.networks import CLASSES
 from marl_sb3.errors import ConfigError, shown
 from marl_sb3.extensions.dialects.table import TABLES
 

@@ -13,7 +13,9 @@ from gymnasium.error import DependencyNotInstalled
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
-from marl_sb3.core.envs import BENEATH, EnvFactory, env_factory, in_words, make_env
+from marl_sb3.core.envs.converted import BENEATH
+from marl_sb3.core.envs.faults import in_words
+from marl_sb3.core.envs.registry import EnvFactory, env_factory, make_env
 from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error, is_disk_full
 from marl_sb3.systems import lacks_display
 from marl_sb3.types import AgentID, Array

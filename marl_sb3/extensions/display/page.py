@@ -11,7 +11,7 @@ from string import Template
 from typing import Any, NewType
 
 from marl_sb3.extensions.display.text import one_line
-from marl_sb3.files import write_whole
+from marl_sb3.files.atomic import write_whole
 
 Html = NewType("Html", str)
 """HTML whose text is escaped."""

@@ -16,8 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from marl_sb3.core.config import counted
-from marl_sb3.core.metrics import Result, flatten
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.metrics.names import Result, flatten
 from marl_sb3.extensions.display.screen import ScreenSize, cut_line, screen_for, standard_console
 from marl_sb3.extensions.display.tables import (
     AGENTS,

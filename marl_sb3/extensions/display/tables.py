@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 from typing_extensions import override
 
-from marl_sb3.core.metrics import Result, SampleStats, sample_stats
+from marl_sb3.core.metrics.names import Result
+from marl_sb3.core.metrics.statistics import SampleStats, sample_stats
 from marl_sb3.extensions.display.screen import standard_console
 from marl_sb3.extensions.display.text import number
 from marl_sb3.types import AgentID

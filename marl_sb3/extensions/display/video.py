@@ -13,7 +13,8 @@ import numpy as np
 
 from marl_sb3.errors import ConfigError, EnvError, install_words
 from marl_sb3.extensions.display.filmed_env import is_picture
-from marl_sb3.files import path_is_usable, unfinished_path, with_filename
+from marl_sb3.files.atomic import unfinished_path, with_filename
+from marl_sb3.files.paths import path_is_usable
 from marl_sb3.systems import replace
 from marl_sb3.types import Array
 

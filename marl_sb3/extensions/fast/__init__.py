@@ -1,7 +1,1 @@
 """The algorithms of this package whose policies act and update in compiled kernels, where these cover them."""
-
-from __future__ import annotations
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -11,16 +11,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from marl_sb3.core.config import (
-    AlgorithmInfo,
-    AlgorithmTable,
-    Decay,
-    FiniteFloat,
-    Fraction,
-    NonNegativeFloat,
-    Points,
-    PositiveFloat,
-)
+from marl_sb3.core.config.algorithms import AlgorithmInfo, AlgorithmTable, Decay, Points
+from marl_sb3.core.config.values import FiniteFloat, Fraction, NonNegativeFloat, PositiveFloat
 
 # --- Hyperparameters: SB3's argument names, and what is accepted for them --------------------------------------------
 

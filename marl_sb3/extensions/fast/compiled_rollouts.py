@@ -10,21 +10,18 @@ import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
-from marl_sb3.core.acting import Actor, RolloutPolicy
+from marl_sb3.core.acting.actor import Actor
+from marl_sb3.core.acting.policy import RolloutPolicy
 from marl_sb3.core.experience import Experience
-from marl_sb3.core.learners import LOCAL_EXPERIENCE
+from marl_sb3.core.learners.learner import LOCAL_EXPERIENCE
 from marl_sb3.core.mapping import PolicyMapping
-from marl_sb3.core.metrics import EpisodeTracker
-from marl_sb3.core.on_policy import MaskedRolloutBuffer, RolloutExperience
-from marl_sb3.core.sb3 import Progress, sees_steps
-from marl_sb3.core.training import (
-    LocalRunner,
-    Runner,
-    Setup,
-    StepListener,
-    TrainingLoop,
-    local_runner,
-)
+from marl_sb3.core.metrics.episodes import EpisodeTracker
+from marl_sb3.core.on_policy.rollout import MaskedRolloutBuffer, RolloutExperience
+from marl_sb3.core.sb3.private import sees_steps
+from marl_sb3.core.sb3.schedules import Progress
+from marl_sb3.core.training.loop import TrainingLoop
+from marl_sb3.core.training.runner import LocalRunner, Runner, StepListener
+from marl_sb3.core.training.setup import Setup, local_runner
 from marl_sb3.extensions.fast.coverage import first_reason
 from marl_sb3.extensions.fast.rollout_call import EpisodesToCome, RolloutCall
 from marl_sb3.extensions.fast.rollout_processing import why_not_processed
@@ -138,7 +135,7 @@ def _why_not(actor: Actor, experience: Experience | None, masked: bool) -> str |
 def _buffer_class(takes_masks: bool) -> type[Any]:
     if not takes_masks:
         return MaskedRolloutBuffer
-    from marl_sb3.core.on_policy import ActionMaskRolloutBuffer  # imports sb3-contrib
+    from marl_sb3.core.on_policy.sequences import ActionMaskRolloutBuffer
 
     return ActionMaskRolloutBuffer
 

@@ -18,18 +18,21 @@ from sb3_contrib.qrdqn.policies import QRDQNPolicy
 from sb3_contrib.tqc.policies import TQCPolicy
 from typing_extensions import override
 
-from marl_sb3.core.acting import Actor, PolicyInputs, RecurrentRolloutPolicy, RolloutPolicy
-from marl_sb3.core.on_policy import (
+from marl_sb3.core.acting.actor import Actor
+from marl_sb3.core.acting.policy import PolicyInputs, RolloutPolicy
+from marl_sb3.core.acting.recurrent import RecurrentRolloutPolicy
+from marl_sb3.core.on_policy.on_policy import OnPolicyLearner
+from marl_sb3.core.on_policy.sequences import (
     ActionMaskDictRolloutBuffer,
     ActionMaskRolloutBuffer,
     MemoryDictRolloutBuffer,
     MemoryRolloutBuffer,
-    OnPolicyLearner,
     SequenceDictRolloutBuffer,
     SequenceRolloutBuffer,
     WholeSequences,
 )
-from marl_sb3.core.sb3 import States, calls_lstm_as_sb3
+from marl_sb3.core.sb3.inference import States
+from marl_sb3.core.sb3.private import calls_lstm_as_sb3
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.coverage import PathStillValid, first_reason, memory_coverage, sequence_coverage
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts

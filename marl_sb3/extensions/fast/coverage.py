@@ -26,9 +26,9 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.hooks import RemovableHandle
 
-from marl_sb3.core.config import place_of
+from marl_sb3.core.config.algorithms import place_of
 from marl_sb3.core.policies import MlpFeatures
-from marl_sb3.core.sb3 import trait
+from marl_sb3.core.sb3.traits import trait
 from marl_sb3.extensions.fast.kernel_tables import OPTIMIZERS, linears, parameters_of
 
 ACTIVATIONS = (nn.Tanh, nn.ReLU)  # in the order of the constants in `kernels.layers`

@@ -13,8 +13,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 from typing_extensions import override
 
-from marl_sb3.core.learners import blas_threads
-from marl_sb3.core.sb3 import has_step_hook
+from marl_sb3.core.learners.learner import blas_threads
+from marl_sb3.core.sb3.private import has_step_hook
 from marl_sb3.extensions.fast.coverage import PathStillValid, why_not_policy
 from marl_sb3.extensions.fast.update_path import TwoPaths, load_blas, require_rows
 from marl_sb3.types import Array

@@ -14,10 +14,12 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import override
 
-from marl_sb3.core.acting import PolicyInputs, RolloutPolicy
-from marl_sb3.core.learners import available_cores, blas_threads
-from marl_sb3.core.on_policy import MaskedRolloutBuffer
-from marl_sb3.core.sb3 import States, count_steps, has_step_hook
+from marl_sb3.core.acting.policy import PolicyInputs, RolloutPolicy
+from marl_sb3.core.learners.learner import available_cores, blas_threads
+from marl_sb3.core.on_policy.rollout import MaskedRolloutBuffer
+from marl_sb3.core.sb3.inference import States
+from marl_sb3.core.sb3.private import has_step_hook
+from marl_sb3.core.sb3.tensors import count_steps
 from marl_sb3.doors import Engine
 from marl_sb3.errors import NumericError
 from marl_sb3.extensions.fast.coverage import PathStillValid, acting_coverage, update_coverage

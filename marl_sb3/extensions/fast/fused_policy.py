@@ -19,9 +19,11 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import explained_variance
 
 from marl_sb3.compiling import note_compiling
-from marl_sb3.core.acting import PolicyInputs
-from marl_sb3.core.on_policy import flat_samples, minibatch_starts
-from marl_sb3.core.sb3 import States, progress_remaining, trait
+from marl_sb3.core.acting.policy import PolicyInputs
+from marl_sb3.core.on_policy.rollout import flat_samples, minibatch_starts
+from marl_sb3.core.sb3.inference import States
+from marl_sb3.core.sb3.private import progress_remaining
+from marl_sb3.core.sb3.traits import trait
 from marl_sb3.errors import EnvError
 from marl_sb3.extensions.fast.coverage import ACTIVATIONS, shared_layers
 from marl_sb3.extensions.fast.kernel_tables import OptimizerTable, TransposedCopies, layer_table, linears, parameters_of

@@ -15,8 +15,8 @@ from torch import nn
 from typing_extensions import override
 
 from marl_sb3.compiling import note_compiling
-from marl_sb3.core.acting import PolicyInputs
-from marl_sb3.core.sb3 import States
+from marl_sb3.core.acting.policy import PolicyInputs
+from marl_sb3.core.sb3.inference import States
 from marl_sb3.extensions.fast.coverage import lstms_of
 from marl_sb3.extensions.fast.fused_policy import FusedPolicy, FusedRolloutUpdate
 from marl_sb3.extensions.fast.kernel_tables import layer_table, parameters_of

@@ -14,8 +14,8 @@ from stable_baselines3.common.policies import BaseModel
 from typing_extensions import override
 
 from marl_sb3.compiling import note_compiling
-from marl_sb3.core.learners import available_cores
-from marl_sb3.core.sb3 import num_updates
+from marl_sb3.core.learners.learner import available_cores
+from marl_sb3.core.sb3.private import num_updates
 from marl_sb3.extensions.fast.coverage import ACTIVATIONS
 from marl_sb3.extensions.fast.kernel_tables import OptimizerTable, layer_table, linears, target_table
 from marl_sb3.extensions.fast.kernels import q, sac, td3

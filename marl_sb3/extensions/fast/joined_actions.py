@@ -10,10 +10,10 @@ import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
-from marl_sb3.core.sb3 import trait
+from marl_sb3.core.sb3.traits import trait
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array
-from marl_sb3.wrappers import choices_of
+from marl_sb3.wrappers.observations import choices_of
 
 Space = spaces.Space[Any]
 

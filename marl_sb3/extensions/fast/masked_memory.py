@@ -18,15 +18,16 @@ from sb3_contrib.common.recurrent.policies import (
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from typing_extensions import override
 
-from marl_sb3.core.acting import PolicyInputs, RecurrentRolloutPolicy, RolloutPolicy
-from marl_sb3.core.on_policy import MemoryDictRolloutBuffer, MemoryRolloutBuffer
+from marl_sb3.core.acting.policy import PolicyInputs, RolloutPolicy
+from marl_sb3.core.acting.recurrent import RecurrentRolloutPolicy
+from marl_sb3.core.on_policy.sequences import MemoryDictRolloutBuffer, MemoryRolloutBuffer
 from marl_sb3.extensions.fast.contrib import RecurrentPPO, RecurrentPPOLearner
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy
 from marl_sb3.extensions.fast.masked_on_policy import TakesMasks, masks_in_update, without_gsde
 from marl_sb3.extensions.fast.memory_cells import MemoryPolicy
 from marl_sb3.extensions.fast.update_path import LearnsInTrainings
 from marl_sb3.types import Array
-from marl_sb3.wrappers import choices_of
+from marl_sb3.wrappers.observations import choices_of
 
 if TYPE_CHECKING:  # the base class, to mypy, of a mixin for both buffers
     _Memory = MemoryRolloutBuffer

@@ -9,18 +9,15 @@ import numpy as np
 import torch as th
 from typing_extensions import override
 
-from marl_sb3.core.off_policy import (
-    CompactBuffer,
-    HindsightBuffer,
-    NStepBuffer,
-    NStepDictBuffer,
+from marl_sb3.core.off_policy.per_row_replay import CompactBuffer, HindsightBuffer, NStepBuffer, NStepDictBuffer
+from marl_sb3.core.off_policy.replay import (
     TransitionBuffer,
     TransitionDictReplayBuffer,
     TransitionReplayBuffer,
     Transitions,
 )
-from marl_sb3.core.sb3 import q_values
-from marl_sb3.core.state import TensorFile, pieces
+from marl_sb3.core.sb3.inference import q_values
+from marl_sb3.core.state.checkpoint import TensorFile, pieces
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.fast.replay import DQN, QLearning
 from marl_sb3.extensions.fast.update_path import LearnsInTrainings

@@ -15,8 +15,9 @@ from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, Roll
 from torch.nn import functional as F
 from typing_extensions import override
 
-from marl_sb3.core.on_policy import MaskedDictRolloutBuffer, MaskedRolloutBuffer, OnPolicyLearner, flat_samples
-from marl_sb3.core.vec_env import map_arrays
+from marl_sb3.core.on_policy.on_policy import OnPolicyLearner
+from marl_sb3.core.on_policy.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer, flat_samples
+from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.extensions.fast.coverage import has_replaced_methods, replaced_method
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts
 

@@ -12,7 +12,7 @@ from stable_baselines3.sac.policies import SACPolicy
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
-from marl_sb3.core.off_policy import OffPolicyLearner
+from marl_sb3.core.off_policy.off_policy import OffPolicyLearner
 from marl_sb3.extensions.fast.coverage import PathStillValid, valid_for_replay, why_not_nets
 from marl_sb3.extensions.fast.fused_off_policy import FusedOffPolicy
 

@@ -10,15 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.acting import Actor
+from marl_sb3.core.acting.actor import Actor
 from marl_sb3.core.mapping import PolicyRows
-from marl_sb3.core.metrics import Episode, EpisodeTracker
-from marl_sb3.core.vec_env import (
-    ArrayInfos,
-    BatchedVecEnv,
-    StackedFinalObservations,
-    VecStep,
-)
+from marl_sb3.core.metrics.episodes import Episode, EpisodeTracker
+from marl_sb3.core.vec_env.batched_vec_env import BatchedVecEnv
+from marl_sb3.core.vec_env.step import ArrayInfos, StackedFinalObservations, VecStep
 from marl_sb3.errors import EnvError
 from marl_sb3.extensions.fast.rollout_processing import RolloutProcessing
 from marl_sb3.types import Array, BoolArray

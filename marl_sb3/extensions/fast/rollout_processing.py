@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.acting import Actor
-from marl_sb3.core.processing import ProcessedRows, RowProcessing
-from marl_sb3.core.vec_env import VecStep, with_rows
+from marl_sb3.core.acting.actor import Actor
+from marl_sb3.core.processing.rows import ProcessedRows, RowProcessing
+from marl_sb3.core.vec_env.observations import with_rows
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.types import Array
-from marl_sb3.wrappers import choices_of
+from marl_sb3.wrappers.observations import choices_of
 
 _FEATURES = {"frame_stack", "time_feature", "agent_indicator"}
 _KNOWN = {

@@ -16,8 +16,8 @@ from stable_baselines3.common.utils import polyak_update
 from torch import nn
 from typing_extensions import override
 
-from marl_sb3.core.off_policy import TransitionBuffer, TransitionDictReplayBuffer, TransitionReplayBuffer
-from marl_sb3.core.sb3 import (
+from marl_sb3.core.off_policy.replay import TransitionBuffer, TransitionDictReplayBuffer, TransitionReplayBuffer
+from marl_sb3.core.sb3.tensors import (
     optimizer_arrays,
     optimizer_forms,
     optimizer_settings,
@@ -25,7 +25,9 @@ from marl_sb3.core.sb3 import (
     read_weights,
     weights,
 )
-from marl_sb3.core.state import SavedPart, State, StateReader, TensorFile, in_order
+from marl_sb3.core.state.checkpoint import TensorFile
+from marl_sb3.core.state.fields import SavedPart, in_order
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.masked_q import MaskedQLearning
 from marl_sb3.extensions.fast.replay import DQN

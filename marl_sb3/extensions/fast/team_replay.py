@@ -13,20 +13,23 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import override
 
-from marl_sb3.core.acting import Acted, Observed
+from marl_sb3.core.acting.actor import Acted, Observed
 from marl_sb3.core.experience import Experience
-from marl_sb3.core.learners import LearnerOptions, PolicySpec, stored_space
+from marl_sb3.core.learners.building import stored_space
+from marl_sb3.core.learners.learner import LearnerOptions
+from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import PolicyRows
-from marl_sb3.core.metrics import Result
-from marl_sb3.core.off_policy import (
-    OffPolicyLearner,
+from marl_sb3.core.metrics.names import Result
+from marl_sb3.core.off_policy.off_policy import OffPolicyLearner
+from marl_sb3.core.off_policy.replay import (
     ReplayExperience,
     TransitionDictReplayBuffer,
     TransitionReplayBuffer,
     Transitions,
 )
-from marl_sb3.core.processing import Processing
-from marl_sb3.core.vec_env import VecStep, map_arrays
+from marl_sb3.core.processing.processing import Processing
+from marl_sb3.core.vec_env.observations import map_arrays
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.masked_q import WithMasks, with_columns
 from marl_sb3.types import Array, FloatArray

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import gymnasium
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_sb3.core.sb3 import require_path
-from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.core.sb3.traits import UPDATE_PATHS, require_path
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.doors import Engine, counterpart
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.coverage import PathStillValid
@@ -193,7 +193,7 @@ class TwoPaths:
 
     def _checked(self) -> PathStillValid | None:
         """Return the checks of the fused path, if updates take it."""
-        path = require_path(self.update_path)
+        path = self.update_path if self.update_path in UPDATE_PATHS else require_path(self.update_path)
         if path == "torch":
             return None
         covered = self._covered()

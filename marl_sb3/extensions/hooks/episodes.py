@@ -13,20 +13,22 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Image, Logger
 
-from marl_sb3.core.acting import Acted
-from marl_sb3.core.metrics import Episode, EpisodeTracker
-from marl_sb3.core.state import State, StateReader, is_plain
-from marl_sb3.core.training import TrainingWatcher, has_hook, named_errors, with_hook
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep, map_arrays
+from marl_sb3.core.acting.actor import Acted
+from marl_sb3.core.metrics.episodes import Episode, EpisodeTracker
+from marl_sb3.core.state.state import State, StateReader, is_plain
+from marl_sb3.core.training.callback import TrainingWatcher, has_hook, named_errors, with_hook
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.observations import map_arrays
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.doors import counterpart
 from marl_sb3.errors import ConfigError, HookError, shown
-from marl_sb3.extensions.display import write_film
-from marl_sb3.files import file_names
+from marl_sb3.extensions.display.video import write_film
+from marl_sb3.files.paths import file_names
 from marl_sb3.types import AgentID, Array, PolicyID
-from marl_sb3.wrappers import env_action
+from marl_sb3.wrappers.observations import env_action
 
 if TYPE_CHECKING:
-    from marl_sb3.core.training import MultiAgentAlgorithm
+    from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
 
 _log = logging.getLogger(__name__)
 

@@ -20,18 +20,20 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from typing_extensions import override
 
-from marl_sb3.core.acting import Acted, ActingWatcher, Actor, PolicyInputs
+from marl_sb3.core.acting.actor import Acted, ActingWatcher, Actor
+from marl_sb3.core.acting.policy import PolicyInputs
 from marl_sb3.core.experience import Experience, ExperienceHook
 from marl_sb3.core.mapping import PolicyRows
-from marl_sb3.core.off_policy import ReplayExperience, Transitions, joined_transitions
-from marl_sb3.core.training import TrainingCallback, named_errors, with_hook
-from marl_sb3.core.vec_env import VecStep, map_arrays, pairs
+from marl_sb3.core.off_policy.replay import ReplayExperience, Transitions, joined_transitions
+from marl_sb3.core.training.callback import TrainingCallback, named_errors, with_hook
+from marl_sb3.core.vec_env.observations import map_arrays, pairs
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.extensions.hooks.trajectories import Trajectory
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
 
 if TYPE_CHECKING:
-    from marl_sb3.core.on_policy import RolloutExperience
-    from marl_sb3.core.training import MultiAgentAlgorithm
+    from marl_sb3.core.on_policy.rollout import RolloutExperience
+    from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
 
 # --- Hooks ------------------------------------------------------------------------------------------------------------
 

@@ -18,17 +18,12 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from typing_extensions import override
 
-from marl_sb3.core.acting import Decision, ExploringPolicy, PolicyInputs
-from marl_sb3.core.metrics import Result
-from marl_sb3.core.off_policy import (
-    HindsightBuffer,
-    NStepBuffer,
-    NStepDictBuffer,
-    OffPolicyLearner,
-    TransitionDictReplayBuffer,
-    TransitionReplayBuffer,
-)
-from marl_sb3.core.sb3 import States, critic_states, initial_states
+from marl_sb3.core.acting.policy import Decision, ExploringPolicy, PolicyInputs
+from marl_sb3.core.metrics.names import Result
+from marl_sb3.core.off_policy.off_policy import OffPolicyLearner
+from marl_sb3.core.off_policy.per_row_replay import HindsightBuffer, NStepBuffer, NStepDictBuffer
+from marl_sb3.core.off_policy.replay import TransitionDictReplayBuffer, TransitionReplayBuffer
+from marl_sb3.core.sb3.inference import States, critic_states, initial_states
 from marl_sb3.errors import ConfigError, refuse
 from marl_sb3.extensions.memory.networks import (
     PolicyWithMemory,

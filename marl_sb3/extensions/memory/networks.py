@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from typing_extensions import override
 
-from marl_sb3.core.sb3 import States
-from marl_sb3.core.vec_env import map_arrays
+from marl_sb3.core.sb3.inference import States
+from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.errors import require_known
 from marl_sb3.extensions.memory.sequences import Observed, SequenceBatch
 from marl_sb3.types import Array

@@ -11,8 +11,9 @@ from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import override
 
-from marl_sb3.core.off_policy import PerRowReplay, Transitions
-from marl_sb3.core.vec_env import map_arrays
+from marl_sb3.core.off_policy.per_row_replay import PerRowReplay
+from marl_sb3.core.off_policy.replay import Transitions
+from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.types import Array
 
 Observed = Any  # a tensor of observations, or one for each key

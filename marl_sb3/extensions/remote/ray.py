@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from marl_sb3.core.config import Named, PositiveFloat, PositiveInt, require
+from marl_sb3.core.config.values import Named, PositiveFloat, PositiveInt, require
 from marl_sb3.errors import ConfigError
-from marl_sb3.files import read_yaml
+from marl_sb3.files.plain_yaml import read_yaml
 
 
 @dataclass(frozen=True)

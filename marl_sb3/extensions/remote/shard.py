@@ -17,23 +17,19 @@ from typing import Any, NoReturn
 import numpy as np
 import torch as th
 
-from marl_sb3.core.envs import import_modules
-from marl_sb3.core.learners import LearnerOptions, PolicySpec, limited_threads
+from marl_sb3.core.envs.registry import import_modules
+from marl_sb3.core.learners.learner import LearnerOptions, limited_threads
+from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import PolicyMapping, rows_of_policy
-from marl_sb3.core.metrics import Episode, EpisodeTracker, InfoMetric
-from marl_sb3.core.sb3 import Progress
-from marl_sb3.core.state import SavedPart, State, StateReader, preserve_rng, read_states
-from marl_sb3.core.training import LocalRunner, local_runner
-from marl_sb3.core.vec_env import (
-    NO_FINAL_OBSERVATIONS,
-    ArrayInfos,
-    DictInfos,
-    StepInfos,
-    Stream,
-    VecStep,
-    fresh_seed,
-    spawned,
-)
+from marl_sb3.core.metrics.episodes import Episode, EpisodeTracker, InfoMetric
+from marl_sb3.core.sb3.schedules import Progress
+from marl_sb3.core.state.fields import SavedPart, read_states
+from marl_sb3.core.state.randomness import preserve_rng
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.training.runner import LocalRunner
+from marl_sb3.core.training.setup import local_runner
+from marl_sb3.core.vec_env.seeding import Stream, fresh_seed, spawned
+from marl_sb3.core.vec_env.step import NO_FINAL_OBSERVATIONS, ArrayInfos, DictInfos, StepInfos, VecStep
 from marl_sb3.doors import imported
 from marl_sb3.errors import ConfigError, EnvRaisedError, VecEnvOrderError
 from marl_sb3.extensions.remote.processes.messages import known_error

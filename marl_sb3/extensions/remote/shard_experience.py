@@ -18,11 +18,15 @@ from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from typing_extensions import override
 
 from marl_sb3.core.experience import Experience, LearnedExperience
-from marl_sb3.core.learners import Learner
-from marl_sb3.core.off_policy import ReplayExperience, Transitions, joined_transitions
-from marl_sb3.core.processing import recent_state
-from marl_sb3.core.sb3 import after_step, read_weights, set_progress_remaining, trait, weights
-from marl_sb3.core.state import Fields, State, Stateful, StateReader, TensorFile, integer, part, parts
+from marl_sb3.core.learners.learner import Learner
+from marl_sb3.core.off_policy.replay import ReplayExperience, Transitions, joined_transitions
+from marl_sb3.core.processing.processing import recent_state
+from marl_sb3.core.sb3.private import after_step, set_progress_remaining
+from marl_sb3.core.sb3.tensors import read_weights, weights
+from marl_sb3.core.sb3.traits import trait
+from marl_sb3.core.state.checkpoint import TensorFile
+from marl_sb3.core.state.fields import Fields, Stateful, integer, part, parts
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.types import Array, BoolArray
 
 
@@ -33,7 +37,7 @@ class PolicyOrder:
     weights: Mapping[str, Array]  # by name, as a checkpoint holds them
     statistics: State  # of the processing, as plain data
     exploration_rate: float  # DQN's probability of random actions; 0 for other algorithms
-    parts: Sequence[State]  # what `LearnerPart.order` returned, of those that the copies of the policy have
+    parts: Sequence[State]  # what `LearnerPart.export_state` returned, of those that the copies of the policy have
 
 
 @dataclass(frozen=True)

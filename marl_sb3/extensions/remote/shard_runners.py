@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from marl_sb3.core.state import preserve_rng
-from marl_sb3.core.vec_env import Health
+from marl_sb3.core.state.randomness import preserve_rng
+from marl_sb3.core.vec_env.interface import Health
 from marl_sb3.errors import ConfigError, RunnersLostError
 from marl_sb3.extensions.remote.processes.messages import Failed
 from marl_sb3.extensions.remote.processes.pool import Lost, ProcessPool, differing

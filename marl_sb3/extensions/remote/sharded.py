@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 from typing_extensions import override
 
-from marl_sb3.core.envs import imported_modules
+from marl_sb3.core.envs.registry import imported_modules
 from marl_sb3.core.experience import ExperienceHook
-from marl_sb3.core.learners import available_cores
+from marl_sb3.core.learners.learner import available_cores
 from marl_sb3.core.mapping import PolicyMapping
-from marl_sb3.core.metrics import EpisodeTracker
-from marl_sb3.core.sb3 import Progress
-from marl_sb3.core.state import SavedPart, State
-from marl_sb3.core.training import Runner, StepListener
-from marl_sb3.core.vec_env import Health, shard_seed
+from marl_sb3.core.metrics.episodes import EpisodeTracker
+from marl_sb3.core.sb3.schedules import Progress
+from marl_sb3.core.state.fields import SavedPart
+from marl_sb3.core.state.state import State
+from marl_sb3.core.training.runner import Runner, StepListener
+from marl_sb3.core.vec_env.interface import Health
+from marl_sb3.core.vec_env.seeding import shard_seed
 from marl_sb3.errors import ConfigError, RunnersLostError, described
 from marl_sb3.extensions.remote.processes.messages import by_value
 from marl_sb3.extensions.remote.ray import AnyRunners, RaySettings
@@ -40,7 +42,7 @@ from marl_sb3.systems import require_fork
 from marl_sb3.types import BoolArray, PolicyID
 
 if TYPE_CHECKING:
-    from marl_sb3.core.training import Setup
+    from marl_sb3.core.training.setup import Setup
     from marl_sb3.extensions.remote.processes.pool import ProcessPool
 
 

@@ -9,10 +9,12 @@ from typing import Any, NoReturn, Protocol
 
 from typing_extensions import override
 
-from marl_sb3.core.config import Count, NumberOfEnvs, PositiveInt, require
-from marl_sb3.core.envs import EnvFactory, env_factory, takes_argument
-from marl_sb3.core.state import preserve_rng
-from marl_sb3.core.vec_env import MultiAgentVecEnv, fresh_seed, make_vec_env, shard_seed
+from marl_sb3.core.config.values import Count, NumberOfEnvs, PositiveInt, require
+from marl_sb3.core.envs.registry import EnvFactory, env_factory, takes_argument
+from marl_sb3.core.state.randomness import preserve_rng
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.make import make_vec_env
+from marl_sb3.core.vec_env.seeding import fresh_seed, shard_seed
 from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.extensions.remote.ray import AnyRunners, RaySettings, either
 

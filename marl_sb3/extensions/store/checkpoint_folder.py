@@ -11,11 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from marl_sb3.core.state import Checkpoint, State, StateReader, Tensors
+from marl_sb3.core.state.checkpoint import Checkpoint, Tensors
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.doors import Store
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.store.checkpoint_format import MANIFEST, read_checkpoint, read_manifest, write_checkpoint
-from marl_sb3.files import as_path, folder_name, is_regular, remove_folder, remove_unfinished, require_folder
+from marl_sb3.files.atomic import remove_folder, remove_unfinished
+from marl_sb3.files.paths import as_path, folder_name
+from marl_sb3.files.regular import is_regular, require_folder
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

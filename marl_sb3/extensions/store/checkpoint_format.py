@@ -30,20 +30,21 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.state import (
+from marl_sb3.core.state.checkpoint import (
     KINDS,
     OPTIONAL_KINDS,
     Checkpoint,
-    State,
-    StateReader,
     Tensors,
     forms_of,
     require_finite,
     require_storable,
 )
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.store.tensor_file import SUFFIX, StoredTensors, tensor_chunks
-from marl_sb3.files import SIGNATURE, read_bytes, replaced_folder, with_filename
+from marl_sb3.files.atomic import replaced_folder, with_filename
+from marl_sb3.files.regular import read_bytes
+from marl_sb3.files.signed import SIGNATURE
 from marl_sb3.systems import AS_BYTES, sync_open
 from marl_sb3.types import Array
 

@@ -13,27 +13,26 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from marl_sb3.core.acting import PolicyBundle, PolicySpaces
-from marl_sb3.core.learners import PolicySpec, build_for_acting, policy_rows, processing_of, specs_of_checkpoint
+from marl_sb3.core.acting.by_agent import PolicyBundle, PolicySpaces
+from marl_sb3.core.learners.building import build_for_acting, policy_rows, processing_of
+from marl_sb3.core.learners.spec import PolicySpec, specs_of_checkpoint
 from marl_sb3.core.mapping import PolicyMapping, PolicyRows, read_deterministic, read_mapping
-from marl_sb3.core.processing import Processing
-from marl_sb3.core.sb3 import Progress, read_weights, set_progress_remaining, trait
-from marl_sb3.core.state import (
-    DTYPES_OF_BOXES,
-    INTEGERS,
-    Checkpoint,
-    OfPolicy,
-    StateReader,
-    find_files,
-    preserve_rng,
-    store_of,
-)
-from marl_sb3.core.vec_env import AgentGroup, MultiAgentVecEnv
+from marl_sb3.core.processing.processing import Processing
+from marl_sb3.core.sb3.private import set_progress_remaining
+from marl_sb3.core.sb3.schedules import Progress
+from marl_sb3.core.sb3.tensors import read_weights
+from marl_sb3.core.sb3.traits import trait
+from marl_sb3.core.state.checkpoint import DTYPES_OF_BOXES, INTEGERS, Checkpoint, OfPolicy, find_files, store_of
+from marl_sb3.core.state.randomness import preserve_rng
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.observations import AgentGroup
 from marl_sb3.doors import STORES
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.files import file_names, verified_copy
+from marl_sb3.files.paths import file_names
+from marl_sb3.files.signed import verified_copy
 from marl_sb3.types import Array, PolicyID
-from marl_sb3.wrappers import policy_actions
+from marl_sb3.wrappers.observations import policy_actions
 
 
 def load_policies(

@@ -20,9 +20,10 @@ import numpy as np
 import psutil
 from safetensors import SafetensorError, safe_open
 
-from marl_sb3.core.state import DTYPES, Form, LazyTensors, forms_of, is_finite
+from marl_sb3.core.state.checkpoint import DTYPES, Form, LazyTensors, forms_of
+from marl_sb3.core.state.state import is_finite
 from marl_sb3.errors import CheckpointError
-from marl_sb3.files import opened
+from marl_sb3.files.regular import opened
 from marl_sb3.types import Array
 
 SUFFIX = ".safetensors"

@@ -12,12 +12,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from marl_sb3.errors import ConfigError, ExportError
-from marl_sb3.files import UNFINISHED, file_names, path_is_usable, temporary_folder, with_filename
+from marl_sb3.files.atomic import UNFINISHED, temporary_folder, with_filename
+from marl_sb3.files.paths import file_names, path_is_usable
 from marl_sb3.systems import replace as in_place_of
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
-    from marl_sb3.core.acting import PolicyBundle
+    from marl_sb3.core.acting.by_agent import PolicyBundle
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch as th
 
-from marl_sb3.core.learners import specs_of_checkpoint
+from marl_sb3.core.learners.spec import specs_of_checkpoint
 from marl_sb3.core.policies import activation_name
-from marl_sb3.core.sb3 import reset_optimizers
-from marl_sb3.core.state import Checkpoint, StateReader, copies, find_files, store_of
+from marl_sb3.core.sb3.tensors import reset_optimizers
+from marl_sb3.core.state.checkpoint import Checkpoint, copies, find_files, store_of
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.doors import STORES
 from marl_sb3.errors import CheckpointError, ConfigError, refuse, require_known
 from marl_sb3.extensions.transfer.sb3_files import sb3_weights
@@ -28,7 +29,7 @@ from marl_sb3.types import PolicyID
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
 
-    from marl_sb3.core.training import MultiAgentAlgorithm
+    from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
 
 _log = logging.getLogger(__name__)
 

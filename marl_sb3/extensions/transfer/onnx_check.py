@@ -11,7 +11,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from marl_sb3.core.envs import MASK
+from marl_sb3.core.envs.converted import MASK
 from marl_sb3.core.sb3 import inference
 from marl_sb3.errors import ExportError
 from marl_sb3.extensions.transfer.onnx_graph import (
@@ -30,7 +30,7 @@ from marl_sb3.extensions.transfer.onnx_graph import (
     parts_of_distribution,
 )
 from marl_sb3.types import Array, Observations
-from marl_sb3.wrappers import choices_of
+from marl_sb3.wrappers.observations import choices_of
 
 TOLERANCE = 1e-4
 BATCH_SIZES = (1, 7, 64)

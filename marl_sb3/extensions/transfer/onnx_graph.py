@@ -36,21 +36,16 @@ from stable_baselines3.common.distributions import (
 from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 
-from marl_sb3.core.config import place_of
-from marl_sb3.core.envs import MASK
-from marl_sb3.core.processing import WHOLE, NormalizeObservations, Processing, RescaleActions
-from marl_sb3.core.sb3 import (
-    critic_states,
-    initial_states,
-    integer_sizes,
-    take_single_steps,
-    takes_masks,
-    unchecked_distributions,
-)
-from marl_sb3.core.vec_env import ZeroBased
+from marl_sb3.core.config.algorithms import place_of
+from marl_sb3.core.envs.converted import MASK
+from marl_sb3.core.processing.processing import NormalizeObservations, Processing, RescaleActions
+from marl_sb3.core.processing.processors import WHOLE
+from marl_sb3.core.sb3.inference import critic_states, initial_states, takes_masks
+from marl_sb3.core.sb3.private import integer_sizes, take_single_steps, unchecked_distributions
+from marl_sb3.core.vec_env.observations import ZeroBased
 from marl_sb3.errors import ConfigError, ExportError, install_words
 from marl_sb3.types import Array
-from marl_sb3.wrappers import choices_of
+from marl_sb3.wrappers.observations import choices_of
 
 _IN_GRAPH = {"normalize_observations"}
 _FROM_ZERO = ZeroBased(spaces.Discrete(1))  # changes nothing

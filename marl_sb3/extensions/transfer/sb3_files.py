@@ -20,15 +20,17 @@ from stable_baselines3.common.save_util import data_to_json
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 
-from marl_sb3.core.processing import Processing
-from marl_sb3.core.sb3 import Exponential, Piecewise, pickled_members, progress_remaining, vec_normalize
-from marl_sb3.core.state import StateReader
+from marl_sb3.core.processing.processing import Processing
+from marl_sb3.core.sb3.private import pickled_members, progress_remaining
+from marl_sb3.core.sb3.schedules import Exponential, Piecewise
+from marl_sb3.core.sb3.spaces import vec_normalize
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.files import file_names
+from marl_sb3.files.paths import file_names
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
-    from marl_sb3.core.acting import PolicyByAgent
+    from marl_sb3.core.acting.by_agent import PolicyByAgent
 
 _SHOWN = 80  # characters shown of a name from the file
 _OURS = ("rollout_buffer_class", "replay_buffer_class")  # classes of marl_sb3

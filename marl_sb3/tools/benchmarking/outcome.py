@@ -14,20 +14,18 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta, Struct
 
-from marl_sb3.core.metrics import bootstrap_interval, interquartile_mean
-from marl_sb3.evaluation import OUTCOMES
-from marl_sb3.extensions.display import Page, duration, note, number, table
-from marl_sb3.files import named_by_user, path_is_usable, read_json, read_regular, write_whole
-from marl_sb3.results import (
-    RETURN,
-    Figure,
-    draw_up,
-    group_by_argument,
-    marl_eval_data,
-    read_run,
-    with_notes,
-    write_figure,
-)
+from marl_sb3.core.metrics.statistics import bootstrap_interval, interquartile_mean
+from marl_sb3.evaluation.playing import OUTCOMES
+from marl_sb3.extensions.display.page import Page, note, table
+from marl_sb3.extensions.display.text import duration, number
+from marl_sb3.files.atomic import named_by_user, write_whole
+from marl_sb3.files.paths import path_is_usable
+from marl_sb3.files.regular import read_json, read_regular
+from marl_sb3.results.curves import Figure, draw_up
+from marl_sb3.results.drawing import with_notes, write_figure
+from marl_sb3.results.exchange import marl_eval_data
+from marl_sb3.results.reading import read_run
+from marl_sb3.results.records import RETURN, group_by_argument
 from marl_sb3.tools.benchmarking.plan import OUTCOME, Benchmark, BenchmarkEnv, Training
 
 HEAD = ("env", "algorithm", "seeds", "env steps", "measured", "IQM (95 %)", "random", "seconds", "CPU s", "env steps/s")

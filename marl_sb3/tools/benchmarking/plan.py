@@ -13,32 +13,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.core.config import Count, PositiveInt, accepts, algorithm_info, require
-from marl_sb3.core.metrics import flatten
+from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.core.config.values import Count, PositiveInt, accepts, require
+from marl_sb3.core.metrics.names import flatten
 from marl_sb3.errors import ConfigError, refuse, require_known, shown
-from marl_sb3.evaluation import OPPONENTS, RANDOM, is_code
-from marl_sb3.files import (
-    UNFINISHED,
-    as_path,
-    folder_name,
-    parse_value,
-    path_is_usable,
-    read_yaml,
-    require_file_name,
-    require_own,
-    write_whole,
-)
-from marl_sb3.runs import (
-    RunFolder,
-    TrainConfig,
-    import_algorithms,
-    load_config,
-    preset_path,
-    require_run,
-    require_trusted,
-    resolve,
-    to_yaml,
-)
+from marl_sb3.evaluation.opponents import OPPONENTS, RANDOM, is_code
+from marl_sb3.files.atomic import UNFINISHED, write_whole
+from marl_sb3.files.paths import as_path, folder_name, path_is_usable, require_file_name
+from marl_sb3.files.plain_yaml import parse_value, read_yaml
+from marl_sb3.files.regular import require_own
+from marl_sb3.runs.building import import_algorithms
+from marl_sb3.runs.files import preset_path, to_yaml
+from marl_sb3.runs.folder import RunFolder, require_run
+from marl_sb3.runs.schema import TrainConfig
+from marl_sb3.runs.settings import load_config, require_trusted
+from marl_sb3.runs.start import resolve
 
 _TOP = ("algos", "envs", "seeds", "episodes", "checkpoint", "presets", "settings")
 _OF_ENV = ("env", "algos", "seeds", "episodes", "checkpoint", "presets", "against", "metrics", "references")

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from marl_sb3.core.config import counted
-from marl_sb3.core.learners import available_cores
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.learners.learner import available_cores
 from marl_sb3.errors import MarlSb3Error
-from marl_sb3.extensions.display import progress_bars
-from marl_sb3.files import last_line
-from marl_sb3.results import last_result
-from marl_sb3.runs import Pool, pipe_that_ends_here, run_command_in_pool
+from marl_sb3.extensions.display.tables import progress_bars
+from marl_sb3.files.regular import last_line
+from marl_sb3.results.result_log import last_result
+from marl_sb3.runs.jobs import Pool, pipe_that_ends_here, run_command_in_pool
 from marl_sb3.tools.benchmarking.outcome import how_it_ended
 from marl_sb3.tools.benchmarking.plan import Benchmark, Training
 from marl_sb3.tools.benchmarking.working import MOST_CLAIMS, Claims

@@ -24,15 +24,21 @@ from typing import Annotated, Any
 import psutil
 from msgspec import Meta, Struct
 
-from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.metrics import finite_or_none, flatten
-from marl_sb3.core.training import TrainingCallback
-from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.core.metrics.names import finite_or_none, flatten
+from marl_sb3.core.training.callback import TrainingCallback
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.errors import ConfigError, described
-from marl_sb3.evaluation import RANDOM, EvaluationPlan, SeatEvaluations, play_episodes, play_seats, seats_of
-from marl_sb3.files import read_json, write_whole
-from marl_sb3.results import last_result
-from marl_sb3.runs import Run, RunFolder, SavedRun, execute, make_envs, prepare, remove_run, resume_own
+from marl_sb3.evaluation.opponents import RANDOM
+from marl_sb3.evaluation.playing import EvaluationPlan, SeatEvaluations, play_episodes, play_seats, seats_of
+from marl_sb3.files.atomic import write_whole
+from marl_sb3.files.regular import read_json
+from marl_sb3.results.result_log import last_result
+from marl_sb3.runs.building import make_envs
+from marl_sb3.runs.execution import execute
+from marl_sb3.runs.folder import RunFolder, remove_run
+from marl_sb3.runs.run import Run, SavedRun
+from marl_sb3.runs.start import prepare, resume_own
 from marl_sb3.systems import end_this_at_once
 from marl_sb3.tools.benchmarking.plan import Benchmark, Training
 

@@ -13,23 +13,17 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
-from marl_sb3.core.config import Count, Named, NonNegativeFloat, PositiveFloat, PositiveInt, require
-from marl_sb3.core.envs import EnvFactory, env_factory
-from marl_sb3.core.state import is_plain
-from marl_sb3.envs import importable_id, named_factory, named_wrappers, wrapping_factory
+from marl_sb3.core.config.values import Count, Named, NonNegativeFloat, PositiveFloat, PositiveInt, require
+from marl_sb3.core.envs.registry import EnvFactory, env_factory
+from marl_sb3.core.state.state import is_plain
+from marl_sb3.envs.finding import importable_id, named_factory
+from marl_sb3.envs.gymnasium_wrappers import named_wrappers, wrapping_factory
 from marl_sb3.errors import ConfigError, EnvRaisedError
-from marl_sb3.extensions.remote import (
-    Forker,
-    ForkServer,
-    Link,
-    ProcessContext,
-    Worker,
-    WorkerLostError,
-    anonymous_file,
-    by_value,
-    ending,
-    packed_request,
-)
+from marl_sb3.extensions.remote.processes.channel import anonymous_file
+from marl_sb3.extensions.remote.processes.fork_server import Forker, ForkServer
+from marl_sb3.extensions.remote.processes.messages import ProcessContext, by_value, packed_request
+from marl_sb3.extensions.remote.processes.serve import Link
+from marl_sb3.extensions.remote.processes.worker import Worker, WorkerLostError, ending
 from marl_sb3.systems import CAN_FORK
 from marl_sb3.tools.checkup.checks import CHECKS
 from marl_sb3.tools.checkup.finding import Finding, PartialReport, Report, Seen, difference

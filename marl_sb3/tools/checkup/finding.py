@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.config import counted
+from marl_sb3.core.config.values import counted
 from marl_sb3.types import AgentID
 
 _NOTHING: Mapping[Any, Any] = {}
@@ -409,7 +409,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return the report as notebooks show it."""
-        from marl_sb3.extensions.display import note, table
+        from marl_sb3.extensions.display.page import note, table
 
         rows = [
             (each.severity.value, each.title, "; ".join(map(str, each.seen)), each.why, each.remedy)

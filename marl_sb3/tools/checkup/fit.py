@@ -9,12 +9,15 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
 
-from marl_sb3.core.learners import PolicySpec, build_for_acting
+from marl_sb3.core.learners.building import build_for_acting
+from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import rows_of_policy
-from marl_sb3.core.processing import LEAST_PIXELS
-from marl_sb3.core.vec_env import BatchedVecEnv, MultiAgentVecEnv, VecStep
+from marl_sb3.core.processing.processors import LEAST_PIXELS
+from marl_sb3.core.vec_env.batched_vec_env import BatchedVecEnv
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.fast import ALGORITHMS
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
 from marl_sb3.startup import start_without_dynamo
 from marl_sb3.tools.checkup.finding import Evidence, Seen
 from marl_sb3.tools.checkup.player import random_action

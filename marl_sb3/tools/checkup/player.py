@@ -15,10 +15,12 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.core.envs import MASK, RAISED, EnvFactory, in_words, make_env
-from marl_sb3.core.vec_env import EndedAgents
+from marl_sb3.core.envs.converted import MASK
+from marl_sb3.core.envs.faults import RAISED, in_words
+from marl_sb3.core.envs.registry import EnvFactory, make_env
+from marl_sb3.core.vec_env.slot import EndedAgents
 from marl_sb3.errors import EnvRaisedError, MarlSb3Error
-from marl_sb3.extensions.remote import Heartbeat
+from marl_sb3.extensions.remote.processes.channel import Heartbeat
 from marl_sb3.stacks import awaited
 from marl_sb3.tools.checkup.finding import (
     Difference,
@@ -33,7 +35,7 @@ from marl_sb3.tools.checkup.finding import (
     shown,
 )
 from marl_sb3.types import AgentID
-from marl_sb3.wrappers import policy_actions
+from marl_sb3.wrappers.observations import policy_actions
 
 _REPEATED_STEPS = 300  # of an episode that is played again, at most
 _PARTS = ("observations", "rewards", "terminated", "truncated", "infos")  # of what step() returns

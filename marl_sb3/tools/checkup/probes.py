@@ -26,7 +26,7 @@ import psutil
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.core.state import is_plain
+from marl_sb3.core.state.state import is_plain
 from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error
 from marl_sb3.stacks import left_running
 from marl_sb3.tools.checkup.checks import CHECKS
@@ -46,7 +46,7 @@ from marl_sb3.tools.checkup.finding import (
 from marl_sb3.tools.checkup.player import EnvUnderTest, ProbePlayer, StoppedError, guarded
 from marl_sb3.tools.checkup.replays import replay_episodes
 from marl_sb3.types import AgentID
-from marl_sb3.wrappers import require_interface
+from marl_sb3.wrappers.checks import require_interface
 
 UNENDING_STEPS = 10_000  # after which an episode without an end is reported
 _REPEATED_S = 0.6  # how long an episode that is played again may take
@@ -365,8 +365,8 @@ def measure_speed(subject: EnvUnderTest) -> None:
 
 def _through_vectorizer(subject: EnvUnderTest) -> dict[str, Any]:
     """Measure several envs in a vectorizer, and return the speed with what fits the env."""
-    from marl_sb3.core.envs import why_not_batched
-    from marl_sb3.core.vec_env import make_vec_env
+    from marl_sb3.core.envs.registry import why_not_batched
+    from marl_sb3.core.vec_env.make import make_vec_env
     from marl_sb3.tools.checkup.fit import fitting, random_actions
 
     job = subject.job

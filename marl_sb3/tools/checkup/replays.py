@@ -9,8 +9,8 @@ from typing import Any
 
 from pettingzoo import AECEnv
 
-from marl_sb3.core.config import counted
-from marl_sb3.envs import TurnBasedEnv
+from marl_sb3.core.config.values import counted
+from marl_sb3.envs.turn_based import TurnBasedEnv
 from marl_sb3.tools.checkup.finding import Replay, Seen, Step, checksum
 from marl_sb3.tools.checkup.player import EnvUnderTest, ProbePlayer, mask_of
 from marl_sb3.types import AgentID

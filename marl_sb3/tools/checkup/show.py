@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from marl_sb3.core.config import counted
-from marl_sb3.extensions.display import number, one_line
+from marl_sb3.core.config.values import counted
+from marl_sb3.extensions.display.text import number, one_line
 from marl_sb3.output import printable
 from marl_sb3.tools.checkup.finding import Finding, Report, Severity
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.config import counted
-from marl_sb3.core.metrics import (
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.metrics.statistics import (
     SampleStats,
     difference_interval,
     interquartile_mean,
@@ -20,21 +20,12 @@ from marl_sb3.core.metrics import (
     sample_stats,
 )
 from marl_sb3.errors import ConfigError, refuse
-from marl_sb3.extensions.display import between, note, number, table
-from marl_sb3.results import (
-    RETURN,
-    SAME_END,
-    UNSET,
-    Curve,
-    Figure,
-    Groups,
-    Panel,
-    draw_up,
-    group_by_argument,
-    matplotlib_figure,
-    points_of,
-    read_records,
-)
+from marl_sb3.extensions.display.page import note, table
+from marl_sb3.extensions.display.text import between, number
+from marl_sb3.results.curves import SAME_END, Curve, Figure, Panel, draw_up, points_of
+from marl_sb3.results.drawing import matplotlib_figure
+from marl_sb3.results.reading import read_records
+from marl_sb3.results.records import RETURN, UNSET, Groups, group_by_argument
 from marl_sb3.types import Array
 
 LEAST_SEEDS = 3  # of fewer, nothing is decided

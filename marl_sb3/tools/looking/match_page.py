@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marl_sb3.core.config import counted
-from marl_sb3.core.metrics import SampleStats
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.metrics.statistics import SampleStats
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display import Html, Page, note, number, one_line, standard_console, table, words
-from marl_sb3.files import named_by_user, write_whole
-from marl_sb3.results import PAGE_LAYOUT, Curve, Figure, Panel, plotly_html
+from marl_sb3.extensions.display.page import Html, Page, note, table, words
+from marl_sb3.extensions.display.screen import standard_console
+from marl_sb3.extensions.display.text import number, one_line
+from marl_sb3.files.atomic import named_by_user, write_whole
+from marl_sb3.results.curves import Curve, Figure, Panel
+from marl_sb3.results.drawing import PAGE_LAYOUT, plotly_html
 from marl_sb3.startup import require_extra
 
 if TYPE_CHECKING:

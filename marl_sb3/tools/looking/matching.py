@@ -13,18 +13,23 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.config import Count, PositiveInt, require
-from marl_sb3.core.envs import EnvFactory
+from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.core.config.values import Count, PositiveInt, require
+from marl_sb3.core.envs.registry import EnvFactory
 from marl_sb3.core.mapping import by_policy
-from marl_sb3.core.metrics import Opposition, SampleStats, sample_stats, share_stats
-from marl_sb3.core.vec_env import MultiAgentVecEnv
-from marl_sb3.envs import named_factory
+from marl_sb3.core.metrics.opposition import Opposition
+from marl_sb3.core.metrics.statistics import SampleStats, sample_stats, share_stats
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.envs.finding import named_factory
 from marl_sb3.errors import ConfigError, shown
-from marl_sb3.evaluation import Code, EvaluationPlan, bundle_of, opponent_name, play_episodes, searching
-from marl_sb3.extensions.display import progress_bars
-from marl_sb3.results import Rating, ratings
-from marl_sb3.runs import EpisodeDigests, make_envs, run_around, verified_path
+from marl_sb3.evaluation.opponents import Code, bundle_of, opponent_name
+from marl_sb3.evaluation.playing import EvaluationPlan, play_episodes
+from marl_sb3.evaluation.search import searching
+from marl_sb3.extensions.display.tables import progress_bars
+from marl_sb3.results.rating import Rating, ratings
+from marl_sb3.runs.building import make_envs
+from marl_sb3.runs.evaluate import EpisodeDigests
+from marl_sb3.runs.folder import run_around, verified_path
 from marl_sb3.tools.looking.players import Player, Sides, game_of, labels, players_of, runs_of, seated, sides_of
 from marl_sb3.types import AgentID, Array
 

@@ -7,13 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from marl_sb3.core.acting import PolicyBundle, PolicySpaces
-from marl_sb3.core.config import EXTERNAL
-from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.core.acting.by_agent import PolicyBundle, PolicySpaces
+from marl_sb3.core.config.ids import EXTERNAL
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.errors import ConfigError, shown
-from marl_sb3.evaluation import Against, bundle_of, combine_policies, opponent_name, opponents_of, seat_name
-from marl_sb3.extensions.store import MANIFEST, load_policies
-from marl_sb3.runs import LEAGUE, SavedRun, TrainConfig, load_config, members_of, player_at, run_around
+from marl_sb3.evaluation.opponents import Against, bundle_of, combine_policies, opponent_name, opponents_of
+from marl_sb3.evaluation.playing import seat_name
+from marl_sb3.extensions.store.checkpoint_format import MANIFEST
+from marl_sb3.extensions.store.load import load_policies
+from marl_sb3.runs.folder import LEAGUE, members_of, run_around
+from marl_sb3.runs.rivals import player_at
+from marl_sb3.runs.run import SavedRun
+from marl_sb3.runs.schema import TrainConfig
+from marl_sb3.runs.settings import load_config
 from marl_sb3.types import AgentID
 
 Sides: TypeAlias = Mapping[str, tuple[AgentID, ...]]  # by name, in the order of the env's agents

@@ -14,44 +14,24 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from marl_sb3.core.config import EXTERNAL, counted
-from marl_sb3.core.metrics import flatten, sample_stats
+from marl_sb3.core.config.ids import EXTERNAL
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.metrics.names import flatten
+from marl_sb3.core.metrics.statistics import sample_stats
 from marl_sb3.errors import ConfigError, MarlSb3Error
-from marl_sb3.extensions.display import (
-    Html,
-    Page,
-    duration,
-    note,
-    number,
-    one_line,
-    prose,
-    short,
-    table,
-    words,
-)
-from marl_sb3.files import is_regular, read_regular
-from marl_sb3.results import (
-    AGENT_RETURNS,
-    LEAST_ITERATIONS,
-    RETURN,
-    STEPS,
-    Column,
-    Curve,
-    Figure,
-    Panel,
-    Problem,
-    RunRecord,
-    by_agent,
-    draw_up,
-    find_problems,
-    find_runs,
-    group_by_settings,
-    hints,
-    policies_in,
-    read_run,
-    with_notes,
-)
-from marl_sb3.runs import RunFolder, TrainConfig, load_config, resolved, to_yaml
+from marl_sb3.extensions.display.page import Html, Page, note, prose, table, words
+from marl_sb3.extensions.display.text import duration, number, one_line, short
+from marl_sb3.files.regular import is_regular, read_regular
+from marl_sb3.results.curves import Curve, Figure, Panel, draw_up
+from marl_sb3.results.drawing import with_notes
+from marl_sb3.results.health import LEAST_ITERATIONS, Column, Problem, by_agent, find_problems, hints, policies_in
+from marl_sb3.results.reading import find_runs, read_run
+from marl_sb3.results.records import AGENT_RETURNS, RETURN, STEPS, RunRecord, group_by_settings
+from marl_sb3.runs.building import resolved
+from marl_sb3.runs.files import to_yaml
+from marl_sb3.runs.folder import RunFolder
+from marl_sb3.runs.schema import TrainConfig
+from marl_sb3.runs.settings import load_config
 from marl_sb3.startup import require_extra
 
 _EVALUATED = f"evaluation/{RETURN}"

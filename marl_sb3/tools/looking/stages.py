@@ -17,19 +17,11 @@ from rich.text import Text
 from typing_extensions import override
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.evaluation import LEAST_PER_S, MOST_PER_S, Moment, Stage, View, ViewedEnv, ViewerCommand, ViewerLeftError
-from marl_sb3.extensions.display import (
-    RGB,
-    Canvas,
-    ScreenSize,
-    cut_line,
-    image_picture,
-    number,
-    one_line,
-    packed,
-    scene_picture,
-    standard_console,
-)
+from marl_sb3.evaluation.session import LEAST_PER_S, MOST_PER_S, Moment, Stage, ViewerCommand, ViewerLeftError
+from marl_sb3.evaluation.viewed_env import View, ViewedEnv
+from marl_sb3.extensions.display.screen import ScreenSize, cut_line, standard_console
+from marl_sb3.extensions.display.terminal_pictures import RGB, Canvas, image_picture, scene_picture
+from marl_sb3.extensions.display.text import number, one_line, packed
 from marl_sb3.systems import console_keys, has_console_keys, lacks_display
 
 KEYS = "space: pause, n: step, +/-: pace, q: quit"
@@ -177,7 +169,7 @@ class WindowStage(KeyStage):
     """
 
     def __init__(self, keys: TerminalKeys, title: str, env: ViewedEnv) -> None:
-        from marl_sb3.envs import EnvWindow
+        from marl_sb3.envs.drawn import EnvWindow
 
         super().__init__(keys)
         self._window, self._env = EnvWindow(f"{title} - {KEYS}", fps=0), env
@@ -286,7 +278,7 @@ def drawn(view: View, legend: Mapping[str, RGB], room: ScreenSize) -> Canvas | T
 
 def why_no_window() -> str | None:
     """Say why no window can be opened; None if one can."""
-    from marl_sb3.envs import import_pygame
+    from marl_sb3.envs.drawn import import_pygame
 
     # Without a display, SDL draws where nobody sees it, and says nothing.
     if lacks_display() and not os.environ.get("SDL_VIDEODRIVER"):

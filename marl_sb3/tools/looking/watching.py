@@ -7,12 +7,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from marl_sb3.core.config import counted
-from marl_sb3.core.envs import EnvFactory, env_factory, make_env, takes_argument
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.envs.registry import EnvFactory, env_factory, make_env, takes_argument
 from marl_sb3.errors import ConfigError
-from marl_sb3.evaluation import Evaluation, Game, GamePlan, GameSession, ViewedEnv
-from marl_sb3.extensions.display import DEFAULT_FPS, Samples, samples_table, standard_console
-from marl_sb3.runs import SUM, samples_of
+from marl_sb3.evaluation.game import Game, GamePlan
+from marl_sb3.evaluation.playing import Evaluation
+from marl_sb3.evaluation.session import GameSession
+from marl_sb3.evaluation.viewed_env import ViewedEnv
+from marl_sb3.extensions.display.screen import standard_console
+from marl_sb3.extensions.display.tables import Samples, samples_table
+from marl_sb3.extensions.display.video import DEFAULT_FPS
+from marl_sb3.runs.evaluate import SUM, samples_of
 from marl_sb3.tools.looking.stages import (
     KeyStage,
     TerminalKeys,

@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marl_sb3.core.config import counted
-from marl_sb3.core.metrics import SampleStats, sample_stats
-from marl_sb3.core.state import Checkpoint, StateReader
-from marl_sb3.evaluation import Evaluation, EvaluationPlan, SeatEvaluations
-from marl_sb3.extensions.display import between, number, one_line
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.metrics.statistics import SampleStats, sample_stats
+from marl_sb3.core.state.checkpoint import Checkpoint
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.evaluation.playing import Evaluation, EvaluationPlan, SeatEvaluations
+from marl_sb3.extensions.display.text import between, number, one_line
 from marl_sb3.extensions.hub import Address
-from marl_sb3.files import yaml_text
-from marl_sb3.runs import SUM, EvaluatedRun, TrainConfig, samples_of, samples_of_seats
+from marl_sb3.files.plain_yaml import yaml_text
+from marl_sb3.runs.evaluate import SUM, EvaluatedRun, samples_of, samples_of_seats
+from marl_sb3.runs.schema import TrainConfig
 
 _MOST_AGENTS = 20  # rows of the table
 _WON = "won"

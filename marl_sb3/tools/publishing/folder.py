@@ -14,17 +14,23 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from marl_sb3.core.config import EXTERNAL
-from marl_sb3.core.metrics import flatten
-from marl_sb3.core.state import Checkpoint, copies
+from marl_sb3.core.config.ids import EXTERNAL
+from marl_sb3.core.metrics.names import flatten
+from marl_sb3.core.state.checkpoint import Checkpoint, copies
 from marl_sb3.errors import ConfigError, EnvError
-from marl_sb3.evaluation import RANDOM, EvaluationPlan, play_episodes
-from marl_sb3.extensions.display import VideoFile
+from marl_sb3.evaluation.opponents import RANDOM
+from marl_sb3.evaluation.playing import EvaluationPlan, play_episodes
+from marl_sb3.extensions.display.video import VideoFile
 from marl_sb3.extensions.hub import Address
-from marl_sb3.extensions.store import RUN_CONFIG, with_checkpoint, write_checkpoint
-from marl_sb3.files import path_is_usable, read_regular, replaced_folder, write_whole
-from marl_sb3.results import RESULT_FILE, read_results
-from marl_sb3.runs import EvaluatedRun, SavedRun, evaluate_run, make_envs
+from marl_sb3.extensions.store.checkpoint_folder import RUN_CONFIG, with_checkpoint
+from marl_sb3.extensions.store.checkpoint_format import write_checkpoint
+from marl_sb3.files.atomic import replaced_folder, write_whole
+from marl_sb3.files.paths import path_is_usable
+from marl_sb3.files.regular import read_regular
+from marl_sb3.results.result_log import RESULT_FILE, read_results
+from marl_sb3.runs.building import make_envs
+from marl_sb3.runs.evaluate import EvaluatedRun, evaluate_run
+from marl_sb3.runs.run import SavedRun
 from marl_sb3.tools.publishing.card import Measured, card_text
 
 _log = logging.getLogger(__name__)

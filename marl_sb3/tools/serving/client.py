@@ -23,7 +23,7 @@ import numpy as np
 from marl_sb3.errors import CheckpointError, ConfigError, MarlSb3Error, refuse
 
 if TYPE_CHECKING:
-    from marl_sb3.core.acting import PolicyBundle
+    from marl_sb3.core.acting.by_agent import PolicyBundle
 
 _log = logging.getLogger(__name__)
 

@@ -23,16 +23,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from marl_sb3.core.on_policy import OnPolicyLearner
-from marl_sb3.core.training import MultiAgentAlgorithm
-from marl_sb3.envs import Answered, EpisodeRefusedError, ExternalVecEnv, StepReport
+from marl_sb3.core.on_policy.on_policy import OnPolicyLearner
+from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
+from marl_sb3.envs.external import StepReport
+from marl_sb3.envs.external_vec_env import Answered, EpisodeRefusedError, ExternalVecEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.tools.serving.guard import DEFAULT_LIMITS, Limits, Listening, RequestError, json_response, read_message
 from marl_sb3.tools.serving.http import Server
 from marl_sb3.tools.serving.metrics import Family, counter, counters, gauge
 from marl_sb3.tools.serving.spaces_json import SpaceError, decode, describe, encode
 from marl_sb3.types import AgentID, PolicyID
-from marl_sb3.wrappers import policy_actions
+from marl_sb3.wrappers.observations import policy_actions
 
 _NO_REPORT = "the body is no report of a step"
 _STATUS = {"unknown": 404, "full": 429, "over": 410, "wrong": 400}

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from marl_sb3.errors import ConfigError, MarlSb3Error, described
-from marl_sb3.extensions.display import one_line
+from marl_sb3.extensions.display.text import one_line
 from marl_sb3.tools.serving.metrics import OTHER_ROUTE, RequestMetrics
 
 T = TypeVar("T")

@@ -14,13 +14,16 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 import marl_sb3
-from marl_sb3.core.acting import AgentInputs, PolicyAnswer, PolicyBundle, RequestedOutputs
-from marl_sb3.core.sb3 import initial_states, takes_masks
-from marl_sb3.core.state import Checkpoint, StateReader
-from marl_sb3.core.vec_env import joined_observations
+from marl_sb3.core.acting.asked_agent import AgentInputs, PolicyAnswer, RequestedOutputs
+from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.core.sb3.inference import initial_states, takes_masks
+from marl_sb3.core.state.checkpoint import Checkpoint
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.vec_env.observations import joined_observations
 from marl_sb3.errors import ConfigError, ExportError, described
-from marl_sb3.extensions.store import MANIFEST, with_checkpoint
-from marl_sb3.runs import SavedRun
+from marl_sb3.extensions.store.checkpoint_folder import with_checkpoint
+from marl_sb3.extensions.store.checkpoint_format import MANIFEST
+from marl_sb3.runs.run import SavedRun
 from marl_sb3.startup import require_extra
 from marl_sb3.tools.serving.metrics import Family, Sample, counters, gauge
 from marl_sb3.tools.serving.weights import pack_weights
@@ -199,7 +202,7 @@ class Predictor:
 
 def _answers_of_sessions(served: ServedPolicies, requests: Sequence[DecodedRequest]) -> list[dict[AgentID, Array]]:
     """Let ONNX Runtime answer deterministic requests for policies without memory and masks."""
-    from marl_sb3.extensions.transfer import by_input
+    from marl_sb3.extensions.transfer.onnx_graph import by_input
 
     answers: list[dict[AgentID, Array]] = [{} for _ in requests]
     of_policies: dict[PolicyID, list[tuple[int, AgentID]]] = {}
@@ -220,7 +223,9 @@ def _answers_of_sessions(served: ServedPolicies, requests: Sequence[DecodedReque
 
 def _session(served: ServedPolicies, policy_id: PolicyID) -> Any:
     """Return a session of ONNX Runtime that answers for a policy, or, as a text, why there is none."""
-    from marl_sb3.extensions.transfer import export_policies, graph_of, open_session
+    from marl_sb3.extensions.transfer.export import export_policies
+    from marl_sb3.extensions.transfer.onnx_check import open_session
+    from marl_sb3.extensions.transfer.onnx_graph import graph_of
 
     if served.has_memory(policy_id):
         return "the policy has a memory"

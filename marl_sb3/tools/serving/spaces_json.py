@@ -22,9 +22,9 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display import one_line
+from marl_sb3.extensions.display.text import one_line
 from marl_sb3.types import Array
-from marl_sb3.wrappers import env_space
+from marl_sb3.wrappers.observations import env_space
 
 Space = spaces.Space[Any]
 

@@ -25,23 +25,15 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from typing_extensions import override
 
 from marl_sb3.errors import MarlSb3Error, described
-from marl_sb3.evaluation import (
-    Control,
-    Film,
-    Game,
-    GamePlan,
-    GameSession,
-    Moment,
-    Rival,
-    Stage,
-    View,
-    ViewerCommand,
-    ViewerLeftError,
-    marks_of,
-    view_if_drawn,
-)
-from marl_sb3.extensions.display import DEFAULT_FPS
-from marl_sb3.runs import SavedRun, game_plan, named_apart, rivals_in
+from marl_sb3.evaluation.board import marks_of
+from marl_sb3.evaluation.game import Control, Game, GamePlan
+from marl_sb3.evaluation.opponents import Rival
+from marl_sb3.evaluation.session import Film, GameSession, Moment, Stage, ViewerCommand, ViewerLeftError
+from marl_sb3.evaluation.viewed_env import View, view_if_drawn
+from marl_sb3.extensions.display.video import DEFAULT_FPS
+from marl_sb3.runs.evaluate import game_plan
+from marl_sb3.runs.rivals import named_apart, rivals_in
+from marl_sb3.runs.run import SavedRun
 from marl_sb3.tools.serving.guard import RequestError, read_message
 from marl_sb3.types import AgentID, Array, PolicyID
 

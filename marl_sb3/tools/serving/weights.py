@@ -14,10 +14,12 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.state import Checkpoint, State, StateReader
+from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.core.state.checkpoint import Checkpoint
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.store import parse_json, read_bundle, state_from_json, state_to_json
+from marl_sb3.extensions.store.checkpoint_format import parse_json, state_from_json, state_to_json
+from marl_sb3.extensions.store.load import read_bundle
 from marl_sb3.types import Array
 
 FORMAT = "marl_sb3 weights 1"

@@ -1,7 +1,1 @@
 """A start for an env of one's own: its module, its test, settings and a page."""
-
-from __future__ import annotations
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from marl_sb3.errors import ConfigError, refuse
-from marl_sb3.files import path_is_usable, require_file_name
+from marl_sb3.files.paths import path_is_usable, require_file_name
 
 KINDS = ("parallel", "turns")
 _TEMPLATES = Path(__file__).parent / "templates"

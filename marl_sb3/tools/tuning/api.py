@@ -9,11 +9,11 @@ from typing import Any, Unpack
 
 from rich.console import Console
 
-from marl_sb3.core.config import Count, PositiveInt, require
-from marl_sb3.core.envs import EnvFactory
+from marl_sb3.core.config.values import Count, PositiveInt, require
+from marl_sb3.core.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display import in_notebook, standard_console
-from marl_sb3.extensions.remote import RaySettings
+from marl_sb3.extensions.display.screen import in_notebook, standard_console
+from marl_sb3.extensions.remote.ray import RaySettings
 from marl_sb3.tools.tuning.finals import plan_race, race_size
 from marl_sb3.tools.tuning.options import SearchOptions, takes_search_options
 from marl_sb3.tools.tuning.prepare import prepare_study, require_trainable_preset

@@ -13,8 +13,9 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import FrozenTrial, TrialState
 from plotly.graph_objects import Figure
 
-from marl_sb3.extensions.display import one_line, words
-from marl_sb3.results import COLORS, GREY, PAGE_LAYOUT
+from marl_sb3.extensions.display.page import words
+from marl_sb3.extensions.display.text import one_line
+from marl_sb3.results.drawing import COLORS, GREY, PAGE_LAYOUT
 from marl_sb3.tools.tuning import trial as key
 from marl_sb3.tools.tuning.trial import trial_line, value_text
 from marl_sb3.types import Array

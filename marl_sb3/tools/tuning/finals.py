@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from optuna.trial import FrozenTrial, TrialState
 
-from marl_sb3.core.config import counted
-from marl_sb3.core.metrics import difference_interval, sample_stats
-from marl_sb3.extensions.display import between, number
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.metrics.statistics import difference_interval, sample_stats
+from marl_sb3.extensions.display.text import between, number
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trial import CANDIDATE, PRESET, SEED_INDEX, value_of
 

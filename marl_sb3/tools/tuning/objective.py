@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marl_sb3.core.metrics import flatten
+from marl_sb3.core.metrics.names import flatten
 from marl_sb3.errors import ConfigError, refuse
-from marl_sb3.extensions.dialects import metric_here
+from marl_sb3.extensions.dialects.names import metric_here
 
 _EVALUATED = "evaluation/env_runners/"
 _AGENTS = f"{_EVALUATED}agent_episode_returns_mean/"

@@ -13,8 +13,8 @@ from marl_sb3.doors import counterpart
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from marl_sb3.core.config import AlgorithmInfo
-    from marl_sb3.runs import Hparams
+    from marl_sb3.core.config.algorithms import AlgorithmInfo
+    from marl_sb3.runs.files import Hparams
     from marl_sb3.tools.tuning.search import Pruner, Sampler
     from marl_sb3.tools.tuning.space import Grid, SpaceSource
 

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 
-from marl_sb3.core.vec_env import Stream, spawned
+from marl_sb3.core.vec_env.seeding import Stream, spawned
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.store import checkpoints_of
-from marl_sb3.files import remove_folder, replaced_folder
-from marl_sb3.runs import TRACEBACK_FILE, remove_run
+from marl_sb3.extensions.store.checkpoint_folder import checkpoints_of
+from marl_sb3.files.atomic import remove_folder, replaced_folder
+from marl_sb3.runs.folder import TRACEBACK_FILE, remove_run
 from marl_sb3.tools.tuning import trial as key
 from marl_sb3.tools.tuning.space import Space
 from marl_sb3.tools.tuning.study import TuneStudy

@@ -14,29 +14,22 @@ from glob import escape
 from pathlib import Path
 from typing import Any, Unpack
 
-from marl_sb3.core.config import Named, plain_numbers, require
-from marl_sb3.core.envs import EnvFactory
-from marl_sb3.core.learners import named_algorithm
-from marl_sb3.envs import factory_id
+from marl_sb3.core.config.values import Named, plain_numbers, require
+from marl_sb3.core.envs.registry import EnvFactory
+from marl_sb3.core.learners.spec import named_algorithm
+from marl_sb3.envs.finding import factory_id
 from marl_sb3.errors import ConfigError, refuse
-from marl_sb3.extensions.dialects import as_integer, canonical_settings
-from marl_sb3.files import as_path, folder_name, path_is_usable, plain_data, require_file_name, require_text
-from marl_sb3.runs import (
-    CHANGEABLE,
-    Run,
-    RunFolder,
-    TrainConfig,
-    build,
-    check_device,
-    entry_of,
-    metric_names,
-    require_kinds,
-    require_metrics,
-    require_named,
-    require_trusted,
-    resolved,
-    source_named,
-)
+from marl_sb3.extensions.dialects.names import as_integer, canonical_settings
+from marl_sb3.files.paths import as_path, folder_name, path_is_usable, require_file_name, require_text
+from marl_sb3.files.plain_yaml import plain_data
+from marl_sb3.runs.building import build, check_device, resolved, source_named
+from marl_sb3.runs.files import entry_of, require_named
+from marl_sb3.runs.folder import RunFolder
+from marl_sb3.runs.resume import CHANGEABLE
+from marl_sb3.runs.run import Run
+from marl_sb3.runs.schema import TrainConfig
+from marl_sb3.runs.settings import require_kinds, require_trusted
+from marl_sb3.runs.start import metric_names, require_metrics
 from marl_sb3.startup import start_without_dynamo
 from marl_sb3.tools.tuning.options import SearchOptions, takes_search_options
 from marl_sb3.tools.tuning.population import require_one_folder

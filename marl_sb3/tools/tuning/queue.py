@@ -10,7 +10,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from marl_sb3.files import append_text
+from marl_sb3.files.regular import append_text
 from marl_sb3.tools.tuning import trial as key
 
 IN_PROCESS = "here-"  # the beginning of the name of a worker that trains in the process of the search

@@ -18,11 +18,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.core.envs import EnvFactory, import_modules, imported_modules
-from marl_sb3.core.metrics import Result
+from marl_sb3.core.envs.registry import EnvFactory, import_modules, imported_modules
+from marl_sb3.core.metrics.names import Result
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.remote import Connection, Failed, RaySettings, differing, known_error, versions
-from marl_sb3.runs import Pool, TrainConfig, remove_run
+from marl_sb3.extensions.remote.processes.messages import Failed, known_error
+from marl_sb3.extensions.remote.processes.pool import differing, versions
+from marl_sb3.extensions.remote.processes.ray import Connection
+from marl_sb3.extensions.remote.ray import RaySettings
+from marl_sb3.runs.folder import remove_run
+from marl_sb3.runs.jobs import Pool
+from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.workers import Continuation, GoesOn, Train, TrainedRun, TrainerLostError, train_here
 

@@ -12,11 +12,13 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
-from marl_sb3.core.config import counted
+from marl_sb3.core.config.values import counted
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display import Page, note, one_line, shorter, table
-from marl_sb3.files import write_whole
-from marl_sb3.runs import resolved, to_yaml
+from marl_sb3.extensions.display.page import Page, note, shorter, table
+from marl_sb3.extensions.display.text import one_line
+from marl_sb3.files.atomic import write_whole
+from marl_sb3.runs.building import resolved
+from marl_sb3.runs.files import to_yaml
 from marl_sb3.startup import require_extra
 from marl_sb3.tools.tuning.finals import HEADER, decide, outcome_words, race_of, shrunk_value, trainings
 from marl_sb3.tools.tuning.finals import rows as race_rows

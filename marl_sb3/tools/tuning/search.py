@@ -9,11 +9,15 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from msgspec import Meta
 
-from marl_sb3.core.config import Count, Fraction, Named, PositiveInt, algorithm_info, require
-from marl_sb3.core.vec_env import SEARCH_EVALUATIONS, Stream, seed_of, spawned
+from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.core.config.values import Count, Fraction, Named, PositiveInt, require
+from marl_sb3.core.vec_env.seeding import SEARCH_EVALUATIONS, Stream, seed_of, spawned
 from marl_sb3.errors import ConfigError
-from marl_sb3.files import read_yaml, write_whole, yaml_text
-from marl_sb3.runs import TrainConfig, load_config, require_named
+from marl_sb3.files.atomic import write_whole
+from marl_sb3.files.plain_yaml import read_yaml, yaml_text
+from marl_sb3.runs.files import require_named
+from marl_sb3.runs.schema import TrainConfig
+from marl_sb3.runs.settings import load_config
 from marl_sb3.tools.tuning.objective import Objective, parse_objectives
 from marl_sb3.tools.tuning.space import Space, parse_space
 from marl_sb3.tools.tuning.storage import is_inner_database, require_own_study, without_password
@@ -217,7 +221,7 @@ class Search:
 
     def preset(self) -> TrainConfig:
         """The configuration that the search starts from and is compared with, with all defaults of SB3."""
-        from marl_sb3.runs import resolved
+        from marl_sb3.runs.building import resolved
 
         return resolved(replace(self.config({}), seed=0))
 
@@ -309,7 +313,7 @@ def _storage(written: Any, named: str | None, path: Path) -> str | None:
 
 def rollout_steps(config: TrainConfig) -> int:
     """Env steps of a rollout of all envs."""
-    from marl_sb3.core.learners import hyperparameter_defaults
+    from marl_sb3.core.learners.spec import hyperparameter_defaults
 
     default = hyperparameter_defaults(algorithm_info(config.algo).algorithm_class).get("n_steps", 1)
     n_steps = config.hyperparameters.get("n_steps", default)

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_sb3.core.config import plain_numbers
+from marl_sb3.core.config.values import plain_numbers
 from marl_sb3.errors import ConfigError, refuse
-from marl_sb3.extensions.dialects import as_integer, canonical_name, canonical_value
-from marl_sb3.files import parse_value, read_yaml
-from marl_sb3.runs import ACCEPTED, TrainConfig, preset_path, value_of
+from marl_sb3.extensions.dialects.names import as_integer, canonical_name, canonical_value
+from marl_sb3.files.plain_yaml import parse_value, read_yaml
+from marl_sb3.runs.files import preset_path
+from marl_sb3.runs.schema import ACCEPTED, TrainConfig, value_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,7 +15,9 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.files import open_regular, path_is_usable, require_own, require_readable, with_filename
+from marl_sb3.files.atomic import with_filename
+from marl_sb3.files.paths import path_is_usable
+from marl_sb3.files.regular import open_regular, require_own, require_readable
 
 _JOURNAL = "journal.log"
 # What a search reads, locks or writes in the folder of its study, which may be from an untrusted source.

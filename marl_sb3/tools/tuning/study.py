@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from marl_sb3.core.envs import EnvFactory
-from marl_sb3.core.metrics import flatten, table
-from marl_sb3.core.vec_env import Stream, spawned
+from marl_sb3.core.envs.registry import EnvFactory
+from marl_sb3.core.metrics.names import flatten
+from marl_sb3.core.metrics.statistics import table
+from marl_sb3.core.vec_env.seeding import Stream, spawned
 from marl_sb3.doors import counterpart
 from marl_sb3.errors import ConfigError, refuse
-from marl_sb3.extensions.display import number, short_path
-from marl_sb3.results import read_results
-from marl_sb3.runs import RunFolder, TrainConfig, resolved
+from marl_sb3.extensions.display.text import number, short_path
+from marl_sb3.results.result_log import read_results
+from marl_sb3.runs.building import resolved
+from marl_sb3.runs.folder import RunFolder
+from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.tools.tuning import trial as key
 from marl_sb3.tools.tuning.queue import TrialQueue, count
 from marl_sb3.tools.tuning.search import Search
@@ -191,7 +194,7 @@ class TuneStudy:
         Raises:
             ConfigError: no trial was trained to its end, there is no such metric, or matplotlib is not installed.
         """
-        from marl_sb3.results import plot_paths
+        from marl_sb3.results.drawing import plot_paths
 
         folders = [self.folder_of(trial) for trial in self.completed()[:best]]
         if not folders:
@@ -207,7 +210,7 @@ class TuneStudy:
 
     def _repr_html_(self) -> str:
         """Return the study as notebooks show it: with its best trials."""
-        from marl_sb3.extensions.display import note, table
+        from marl_sb3.extensions.display.page import note, table
 
         best, names = self.completed()[:_MOST_SHOWN], [parameter.name for parameter in self.space.parameters]
         rows = [(trial.number, value_of(trial), *(trial.params.get(name) for name in names)) for trial in best]

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from optuna.trial import FrozenTrial
 
-from marl_sb3.extensions.display import number, one_line, short, short_path
-from marl_sb3.runs import TRACEBACK_FILE
+from marl_sb3.extensions.display.text import number, one_line, short, short_path
+from marl_sb3.runs.folder import TRACEBACK_FILE
 from marl_sb3.tools.tuning.search import Search
 from marl_sb3.tools.tuning.space import Parameter
 

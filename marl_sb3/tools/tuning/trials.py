@@ -10,10 +10,11 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
-from marl_sb3.core.metrics import Result
+from marl_sb3.core.metrics.names import Result
 from marl_sb3.errors import ConfigError, is_disk_full
-from marl_sb3.extensions.store import checkpoints_of
-from marl_sb3.runs import TRACEBACK_FILE, TrainConfig, remove_run, write_traceback
+from marl_sb3.extensions.store.checkpoint_folder import checkpoints_of
+from marl_sb3.runs.folder import TRACEBACK_FILE, remove_run, write_traceback
+from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.tools.tuning import trial as key
 from marl_sb3.tools.tuning.finals import race_of, trainings
 from marl_sb3.tools.tuning.objective import NOT_TOGETHER

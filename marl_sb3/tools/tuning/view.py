@@ -15,19 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from marl_sb3.core.config import counted
-from marl_sb3.extensions.display import (
-    ProgressClock,
-    Screen,
-    ScreenSize,
-    cut_line,
-    duration,
-    number,
-    one_line,
-    packed,
-    screen_for,
-    short_path,
-)
+from marl_sb3.core.config.values import counted
+from marl_sb3.extensions.display.progress import ProgressClock
+from marl_sb3.extensions.display.screen import Screen, ScreenSize, cut_line, screen_for
+from marl_sb3.extensions.display.text import duration, number, one_line, packed, short_path
 from marl_sb3.output import Guard
 from marl_sb3.tools.tuning import trial as key
 from marl_sb3.tools.tuning.finals import HEADER, outcome_words, race_of, rows

@@ -22,27 +22,29 @@ from typing import Any
 import optuna
 from filelock import FileLock, Timeout
 
-from marl_sb3.core.envs import EnvFactory, env_factory, register_env
-from marl_sb3.core.learners import available_cores
-from marl_sb3.core.metrics import Opposition, Result
-from marl_sb3.core.training import TrainingCallback
-from marl_sb3.envs import importable_id
+from marl_sb3.core.envs.registry import EnvFactory, env_factory, register_env
+from marl_sb3.core.learners.learner import available_cores
+from marl_sb3.core.metrics.names import Result
+from marl_sb3.core.metrics.opposition import Opposition
+from marl_sb3.core.training.callback import TrainingCallback
+from marl_sb3.envs.finding import importable_id
 from marl_sb3.errors import ConfigError, MarlSb3Error, is_disk_full
-from marl_sb3.extensions.hooks import RunningEpisode
-from marl_sb3.extensions.remote import (
-    Link,
-    ProcessContext,
+from marl_sb3.extensions.hooks.episodes import RunningEpisode
+from marl_sb3.extensions.remote.processes.fork_server import fork_server
+from marl_sb3.extensions.remote.processes.messages import ProcessContext, by_value, packed_request
+from marl_sb3.extensions.remote.processes.serve import Link
+from marl_sb3.extensions.remote.processes.worker import (
     RestartBudget,
     Worker,
     WorkerLostError,
     WorkerRefusedError,
-    by_value,
     ending,
-    fork_server,
-    packed_request,
 )
-from marl_sb3.files import last_line, open_regular
-from marl_sb3.runs import Pool, TrainConfig, execute, prepare, resume_own
+from marl_sb3.files.regular import last_line, open_regular
+from marl_sb3.runs.execution import execute
+from marl_sb3.runs.jobs import Pool
+from marl_sb3.runs.schema import TrainConfig
+from marl_sb3.runs.start import prepare, resume_own
 from marl_sb3.signals import interrupting
 from marl_sb3.systems import CAN_FORK, KILL, require_fork
 from marl_sb3.tools.tuning.queue import IN_PROCESS, TrialQueue

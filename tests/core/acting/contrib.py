@@ -11,11 +11,11 @@ from gymnasium import spaces
 from toy_envs import SampledEnv
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.acting import PolicyBundle, PolicySpaces
-from marl_sb3.core.config import ProcessingSettings
-from marl_sb3.core.learners import processing_of
+from marl_sb3.core.acting.by_agent import PolicyBundle, PolicySpaces
+from marl_sb3.core.config.settings import ProcessingSettings
+from marl_sb3.core.learners.building import processing_of
 from marl_sb3.core.mapping import PolicyRows, rows_of_policy
-from marl_sb3.core.sb3 import SpacesOnlyVecEnv
+from marl_sb3.core.sb3.spaces import SpacesOnlyVecEnv
 
 SEEN = spaces.Box(-1, 1, (3,))
 CHOICES = spaces.MultiDiscrete([3, 2])  # masks of 5

@@ -13,10 +13,10 @@ from gymnasium import spaces
 from toy_envs import SampledEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
-from marl_sb3.core.acting import PolicyInputs
-from marl_sb3.core.state import StateReader
+from marl_sb3.core.acting.policy import PolicyInputs
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
-from marl_sb3.evaluation import play_episodes
+from marl_sb3.evaluation.playing import play_episodes
 
 SEEN_ALWAYS = spaces.Box(0.5, 0.5, (3,))  # the noise is all that changes an action
 STEPS = 6

@@ -16,9 +16,10 @@ from toy_envs import SampledEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
-from marl_sb3.core.state import Checkpoint
+from marl_sb3.core.state.checkpoint import Checkpoint
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.store import read_bundle, read_checkpoint
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
+from marl_sb3.extensions.store.load import read_bundle
 
 NUMBERS = spaces.Box(-1, np.array([1, np.inf], np.float32))
 IMAGE = spaces.Box(0, 255, (36, 40, 3), np.uint8)

@@ -15,7 +15,7 @@ from marl_sb3 import (
     evaluate_policies,
     make_vec_env,
 )
-from marl_sb3.evaluation import Source
+from marl_sb3.evaluation.opponents import Source
 
 SMALL = {"n_steps": 8, "batch_size": 8, "device": "cpu", "policy_kwargs": {"net_arch": [4]}}
 OBSERVATIONS = {"agent1": [[0, 99], [37, 5], [12, 80]], "agent2": [[99, 0], [5, 37], [80, 12]]}

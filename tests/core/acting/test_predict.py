@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm
-from marl_sb3.core.acting import PolicyBundle
+from marl_sb3.core.acting.by_agent import PolicyBundle
 
 ONE = np.array([0.5, -0.5, 1.0], np.float32)
 BATCH = np.stack([ONE, -ONE])

@@ -12,11 +12,11 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import PPO, MultiAgentAlgorithm, PolicySpec, load_run, make_vec_env
-from marl_sb3.core.config import id_fault
-from marl_sb3.core.config.ids import MAX_ID_BYTES
+from marl_sb3.core.config.ids import MAX_ID_BYTES, id_fault
 from marl_sb3.core.mapping import policies_that_train, policy_of_agents, resolve_policies
 from marl_sb3.errors import ConfigError
-from marl_sb3.runs import load_config, prepare
+from marl_sb3.runs.settings import load_config
+from marl_sb3.runs.start import prepare
 
 TINY = {"n_steps": 6, "batch_size": 6, "n_epochs": 1, "checkpoint_every": 1}
 

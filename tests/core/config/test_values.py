@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from msgspec import Meta
 
-from marl_sb3.core.config import (
+from marl_sb3.core.config.networks import Networks
+from marl_sb3.core.config.values import (
     Count,
     FiniteFloat,
     Fraction,
@@ -24,11 +25,9 @@ from marl_sb3.core.config import (
     takes_integers_only,
     words,
 )
-from marl_sb3.core.config.networks import Networks
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.fast import ALGORITHMS
-from marl_sb3.extensions.fast.builtin import Schedule
-from marl_sb3.runs import ACCEPTED
+from marl_sb3.extensions.fast.builtin import ALGORITHMS, Schedule
+from marl_sb3.runs.schema import ACCEPTED
 
 INFINITE = [float("nan"), float("inf"), -float("inf"), 10**400, -(10**400), 10**5000]
 KINDS: list[tuple[Any, str, list[Any], list[Any]]] = [

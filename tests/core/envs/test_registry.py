@@ -18,10 +18,10 @@ from pettingzoo import AECEnv, ParallelEnv
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env, register_env
-from marl_sb3.core.envs import REGISTERED, env_factory, make_env, why_not_batched
+from marl_sb3.core.envs.registry import REGISTERED, env_factory, make_env, why_not_batched
 from marl_sb3.doors import ENV_FINDERS, EnvFinder
-from marl_sb3.envs import importable_id
 from marl_sb3.envs.arena import ArenaEnv
+from marl_sb3.envs.finding import importable_id
 from marl_sb3.errors import ConfigError, EnvRaisedError
 
 

@@ -19,13 +19,13 @@ from torch.nn import functional
 from toy_envs import NoisyEnv, RandomEnv, SampledEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
-from marl_sb3.core.config import algorithm_info
-from marl_sb3.core.extractors import AttentionFeatures
-from marl_sb3.core.learners import hyperparameter_defaults
-from marl_sb3.core.state import StateReader
+from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.core.extractors.attention import AttentionFeatures
+from marl_sb3.core.learners.spec import hyperparameter_defaults
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.fast import ALGORITHMS
-from marl_sb3.extensions.transfer import export_policies
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
+from marl_sb3.extensions.transfer.export import export_policies
 
 SMALL = {"embed_dim": 8, "num_layers": 2, "num_heads": 2, "feedforward_dim": 6, "positions": "learned"}
 ATTENTION = {"features_extractor_class": "attention", "features_extractor_kwargs": SMALL}

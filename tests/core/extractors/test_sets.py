@@ -15,10 +15,10 @@ from gymnasium import spaces
 from toy_envs import SampledEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
-from marl_sb3.core.extractors import DeepSetsFeatures, SetAttentionFeatures
-from marl_sb3.core.state import StateReader
+from marl_sb3.core.extractors.sets import DeepSetsFeatures, SetAttentionFeatures
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.transfer import export_policies
+from marl_sb3.extensions.transfer.export import export_policies
 
 FRIENDS, FOES = 4, 3
 SEEN = spaces.Dict(

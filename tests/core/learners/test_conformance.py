@@ -21,9 +21,9 @@ from toy_envs import CHOICES, NoisyEnv, SampledEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
-from marl_sb3.core.config import place_of
+from marl_sb3.core.config.algorithms import place_of
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.fast import ALGORITHMS
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
 
 
 class Continuous(ScriptedEnv):

@@ -24,7 +24,8 @@ from stock_training import BOX, IMAGE, MIXED, TINY_CNN, TINY_MIX, leaves, same
 from toy_envs import SampledEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
-from marl_sb3.core.config import ProcessingSettings, algorithm_info
+from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.core.config.settings import ProcessingSettings
 
 SEED = 7
 SMALL = {

@@ -34,7 +34,7 @@ from stock_training import (
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec
-from marl_sb3.core.learners import resolve_hyperparameters
+from marl_sb3.core.learners.spec import resolve_hyperparameters
 
 
 class TorchPPO(marl_sb3.PPO):

@@ -11,11 +11,12 @@ import stable_baselines3
 import torch as th
 
 from marl_sb3 import PPO, ConfigError, MaskablePPO, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.core.config import PolicySection, algorithm_info, info_of, takes_integers
-from marl_sb3.core.learners import hyperparameter_defaults, resolve_hyperparameters
-from marl_sb3.core.state import StateReader
+from marl_sb3.core.config.algorithms import algorithm_info, info_of, takes_integers
+from marl_sb3.core.config.settings import PolicySection
+from marl_sb3.core.learners.spec import hyperparameter_defaults, resolve_hyperparameters
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.doors import POLICY_SECTIONS
-from marl_sb3.extensions.fast import ALGORITHMS
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
 
 
 @pytest.mark.parametrize("algorithm", [PPO, stable_baselines3.PPO])

@@ -16,7 +16,8 @@ from toy_envs import SampledEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
-from marl_sb3.core.acting import AgentInputs, PolicyByAgent, RequestedOutputs
+from marl_sb3.core.acting.asked_agent import AgentInputs, RequestedOutputs
+from marl_sb3.core.acting.by_agent import PolicyByAgent
 
 BATCH = np.array([[1, 1, 0], [1, 2, 3], [1, 1, 5]], np.float32)
 ONE_ALLOWED = np.eye(3, dtype=bool)

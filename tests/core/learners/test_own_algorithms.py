@@ -18,10 +18,10 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 
 import marl_sb3
 from marl_sb3 import AlgorithmInfo, ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env, register_algorithm
-from marl_sb3.core.config import AlgorithmTable
+from marl_sb3.core.config.algorithms import AlgorithmTable
 from marl_sb3.doors import ALGORITHM_TABLES
 from marl_sb3.train import main as train
-from marl_sb3.wrappers import policy_actions
+from marl_sb3.wrappers.observations import policy_actions
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "reinforce.py"
 SMALL = "--set n_steps=6 --set n_envs=2"

@@ -15,8 +15,8 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, load_policies
-from marl_sb3.core.sb3 import Piecewise, Progress, make_schedule
-from marl_sb3.extensions.remote import make_sharded_vec_env
+from marl_sb3.core.sb3.schedules import Piecewise, Progress, make_schedule
+from marl_sb3.extensions.remote.sharded_vec_env import make_sharded_vec_env
 
 # --- Values ----------------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,9 @@ from toy_envs import ScriptedEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.core.mapping import policy_of_agents, resolve_policies, rows_of_policy
-from marl_sb3.core.vec_env import AgentGroup, DictInfos, FinalObservations, VecStep, first_step
 from marl_sb3.core.vec_env.interface import InProcessVecEnv
+from marl_sb3.core.vec_env.observations import AgentGroup
+from marl_sb3.core.vec_env.step import DictInfos, FinalObservations, VecStep, first_step
 
 TINY = {"batch_size": 2, "n_epochs": 1, "policy_kwargs": {"net_arch": [2]}}
 

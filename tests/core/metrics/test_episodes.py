@@ -14,7 +14,8 @@ import torch as th
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import ConfigError, Episode, InfoMetric, make_vec_env
-from marl_sb3.core.metrics import EpisodeTracker, finite_or_none, flatten, info_metrics, require_metric
+from marl_sb3.core.metrics.episodes import EpisodeTracker, info_metrics
+from marl_sb3.core.metrics.names import finite_or_none, flatten, require_metric
 from marl_sb3.errors import EnvError
 
 ONE_STEP = {"a": (1, "truncated"), "b": (1, "terminated")}

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from marl_sb3.core.metrics import Opposition
-from marl_sb3.core.state import StateReader
+from marl_sb3.core.metrics.opposition import Opposition
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
 
 OPPOSE = "the agents' returns oppose each other: "

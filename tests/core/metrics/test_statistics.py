@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marl_sb3.core.metrics import (
+from marl_sb3.core.metrics.statistics import (
     SampleStats,
     bootstrap_interval,
     difference_interval,

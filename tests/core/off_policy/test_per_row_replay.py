@@ -13,8 +13,8 @@ from gymnasium import spaces
 from toy_envs import SampledEnv, ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
-from marl_sb3.core.off_policy import Transitions
 from marl_sb3.core.off_policy.per_row_replay import CompactBuffer, GoalEnv, HindsightBuffer, NStepBuffer, PerRowReplay
+from marl_sb3.core.off_policy.replay import Transitions
 from marl_sb3.errors import ConfigError
 
 SPACES = spaces.Box(0, 99, (1,)), spaces.Discrete(2)

@@ -11,7 +11,7 @@ from stable_baselines3 import DQN
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import PPO, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
-from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 
 EPISODE = {"a": (3, "terminated"), "b": (3, "terminated")}
 SPECS = {

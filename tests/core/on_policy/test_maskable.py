@@ -15,7 +15,7 @@ from toy_envs import NoisyEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.evaluation import play_episodes
+from marl_sb3.evaluation.playing import play_episodes
 from marl_sb3.train import main
 
 SMALL: dict[str, Any] = {"n_steps": 10, "batch_size": 5, "n_epochs": 2, "policy_kwargs": {"net_arch": [4]}}

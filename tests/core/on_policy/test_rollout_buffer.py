@@ -19,8 +19,8 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
-from marl_sb3.core.acting import Decision, PolicyInputs
-from marl_sb3.core.on_policy import MaskedDictRolloutBuffer, MaskedRolloutBuffer
+from marl_sb3.core.acting.policy import Decision, PolicyInputs
+from marl_sb3.core.on_policy.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer
 
 BOX = spaces.Box(-1000, 1000, (3,), np.float32)
 DICT = spaces.Dict({"vector": BOX, "mode": spaces.Discrete(1000)})

@@ -16,7 +16,7 @@ from turn_env import TurnEnv, turn_env_plans
 from turn_plans import env_plans
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, make_vec_env
-from marl_sb3.core.learners import check_update
+from marl_sb3.core.learners.finite import check_update
 from marl_sb3.errors import NumericError
 
 GAMMA, LAMBDA, WEIGHT = 0.7, 0.6, 3.0

@@ -17,10 +17,11 @@ from toy_envs import SampledEnv
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env, register_network
 from marl_sb3.core import policies as networks
-from marl_sb3.core.config import CLASSES, algorithm_info
+from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.core.config.networks import CLASSES
 from marl_sb3.core.learners.building import _warn_once
 from marl_sb3.core.policies import resolve_policy_kwargs
-from marl_sb3.extensions.fast import ALGORITHMS
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
 from marl_sb3.train import main as train
 
 NUMBERS = spaces.Box(-1, 1, (3,))

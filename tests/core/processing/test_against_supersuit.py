@@ -11,10 +11,12 @@ import supersuit
 from gymnasium import spaces
 from toy_envs import SampledEnv, ScriptedEnv
 
-from marl_sb3.core.config import ProcessingSettings
+from marl_sb3.core.config.settings import ProcessingSettings
 from marl_sb3.core.mapping import rows_of_policy
-from marl_sb3.core.processing import ProcessedPolicy, Processing, process_rows
-from marl_sb3.core.vec_env import make_vec_env
+from marl_sb3.core.processing.processing import Processing
+from marl_sb3.core.processing.processors import ProcessedPolicy
+from marl_sb3.core.processing.rows import process_rows
+from marl_sb3.core.vec_env.make import make_vec_env
 
 IMAGE = spaces.Box(0, 255, (8, 12, 3), "uint8")
 

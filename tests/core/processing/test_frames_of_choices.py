@@ -12,9 +12,9 @@ import pytest
 import stable_baselines3
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, load_policies, make_vec_env
-from marl_sb3.core.state import StateReader
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.transfer import export_policies
+from marl_sb3.extensions.transfer.export import export_policies
 
 SMALL: dict[str, Any] = {"n_steps": 6, "batch_size": 12, "n_epochs": 1, "policy_kwargs": {"net_arch": [4]}}
 

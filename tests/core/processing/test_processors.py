@@ -14,10 +14,11 @@ from toy_envs import NoisyEnv, SampledEnv
 
 import marl_sb3
 from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
-from marl_sb3.core.config import ProcessingSettings
+from marl_sb3.core.config.settings import ProcessingSettings
 from marl_sb3.core.mapping import rows_of_policy
-from marl_sb3.core.processing import ORDER, ProcessedPolicy, Processing
-from marl_sb3.evaluation import play_episodes
+from marl_sb3.core.processing.processing import ORDER, Processing
+from marl_sb3.core.processing.processors import ProcessedPolicy
+from marl_sb3.evaluation.playing import play_episodes
 from marl_sb3.extensions.transfer.initial_weights import InitFrom, init_from
 
 IMAGE = spaces.Box(0, 255, (12, 14, 3), "uint8")

@@ -9,10 +9,12 @@ import pytest
 from gymnasium import spaces
 from toy_envs import ScriptedEnv
 
-from marl_sb3.core.config import ProcessingSettings
+from marl_sb3.core.config.settings import ProcessingSettings
 from marl_sb3.core.mapping import rows_of_policy
-from marl_sb3.core.processing import ProcessedPolicy, Processing, process_rows
-from marl_sb3.core.vec_env import make_vec_env
+from marl_sb3.core.processing.processing import Processing
+from marl_sb3.core.processing.processors import ProcessedPolicy
+from marl_sb3.core.processing.rows import process_rows
+from marl_sb3.core.vec_env.make import make_vec_env
 
 ENDS = {"a": (5, "truncated"), "b": (4, "terminated")}
 PAID = {"a": [1.0] * 5, "b": [1.0, 2.0, 4.0, 8.0]}

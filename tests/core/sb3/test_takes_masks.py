@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import marl_sb3
-from marl_sb3.core.sb3 import takes_masks
-from marl_sb3.extensions.fast import ALGORITHMS
+from marl_sb3.core.sb3.inference import takes_masks
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
 
 
 class Without(marl_sb3.MaskablePPO):

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from marl_sb3.core.state import StateReader, randomness
+from marl_sb3.core.state import randomness
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
 
 

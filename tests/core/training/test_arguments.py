@@ -18,13 +18,13 @@ from toy_envs import RandomEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.core.config import section_by_setting
-from marl_sb3.core.learners import hyperparameter_defaults
-from marl_sb3.core.metrics import InfoMetric
-from marl_sb3.core.state import StateReader
+from marl_sb3.core.config.settings import section_by_setting
+from marl_sb3.core.learners.spec import hyperparameter_defaults
+from marl_sb3.core.metrics.episodes import InfoMetric
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError, ConfigError, MarlSb3Error
 from marl_sb3.extensions.exploration import SoftQ
-from marl_sb3.extensions.fast import ALGORITHMS
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
 
 
 def parameters(function: Callable[..., Any], *others: str) -> set[str]:

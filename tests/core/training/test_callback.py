@@ -11,7 +11,7 @@ from stable_baselines3.common.callbacks import CallbackList, EveryNTimesteps, St
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, make_vec_env
-from marl_sb3.core.metrics import Episode
+from marl_sb3.core.metrics.episodes import Episode
 
 N_ENVS, N_STEPS = 2, 6
 ITERATION = N_ENVS * N_STEPS  # env steps; the episodes of the toy env have 3

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from toy_envs import SampledEnv, ScriptedEnv
 
 from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
-from marl_sb3.core.metrics import flatten
+from marl_sb3.core.metrics.names import flatten
 
 TINY: dict[str, Any] = {"batch_size": 4, "n_epochs": 1, "policy_kwargs": {"net_arch": [4]}, "learning_rate": 0.01}
 NETWORK = {"net_arch": [4]}

@@ -11,9 +11,12 @@ import pytest
 from toy_envs import NoisyEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
-from marl_sb3.core.state import Checkpoint, Part, SavedPart, StateReader, find_files, randomness
+from marl_sb3.core.state import randomness
+from marl_sb3.core.state.checkpoint import Checkpoint, find_files
+from marl_sb3.core.state.fields import Part, SavedPart
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.store import read_checkpoint
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
 
 E = 2
 Keys = tuple[Any, ...]

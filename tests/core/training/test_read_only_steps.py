@@ -8,7 +8,7 @@ import pytest
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, make_vec_env
-from marl_sb3.extensions.remote import make_sharded_vec_env
+from marl_sb3.extensions.remote.sharded_vec_env import make_sharded_vec_env
 
 LAYOUTS: dict[str, Any] = {
     "one by one": lambda: make_vec_env(ScriptedEnv, n_envs=4, seed=0),

@@ -14,10 +14,13 @@ from small_trainings import CASES, SMALL, Remembers, arena, assert_same, build, 
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec
-from marl_sb3.core.metrics import flatten
-from marl_sb3.core.state import Checkpoint, ProcessRandomness, SavedPart, StateReader
+from marl_sb3.core.metrics.names import flatten
+from marl_sb3.core.state.checkpoint import Checkpoint
+from marl_sb3.core.state.fields import SavedPart
+from marl_sb3.core.state.randomness import ProcessRandomness
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.extensions.store import read_checkpoint
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
 
 
 class Results(MultiAgentCallback):

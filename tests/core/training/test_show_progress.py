@@ -13,7 +13,7 @@ import pytest
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, make_vec_env
-from marl_sb3.core.training import ShowProgress
+from marl_sb3.core.training.results import ShowProgress
 from marl_sb3.doors import VIEWS
 
 

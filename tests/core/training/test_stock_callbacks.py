@@ -21,7 +21,7 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, make_vec_env
-from marl_sb3.core.training import ResultLogger
+from marl_sb3.core.training.results import ResultLogger
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat
 

@@ -13,10 +13,10 @@ from stable_baselines3.common.logger import Logger
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, RunningEpisode, Trajectory, make_vec_env
-from marl_sb3.core.metrics import Episode
-from marl_sb3.core.state import State, StateReader, is_plain
-from marl_sb3.core.training import TrainingWatcher
-from marl_sb3.core.vec_env import VecStep
+from marl_sb3.core.metrics.episodes import Episode
+from marl_sb3.core.state.state import State, StateReader, is_plain
+from marl_sb3.core.training.callback import TrainingWatcher
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.doors import WATCHERS, WatcherMaker
 from marl_sb3.errors import ConfigError
 

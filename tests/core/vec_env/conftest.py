@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from marl_sb3.core.vec_env import VecEnvRequest
+from marl_sb3.core.vec_env.interface import VecEnvRequest
 from marl_sb3.doors import VECTORIZERS
 from marl_sb3.extensions.remote.workers.vec_env import WorkersVecEnv
 

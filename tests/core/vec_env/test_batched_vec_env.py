@@ -12,10 +12,11 @@ from pettingzoo import ParallelEnv
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import ConfigError, EnvError, make_vec_env
-from marl_sb3.core.envs import BatchedEnv, BatchedStep
-from marl_sb3.core.state import StateReader
-from marl_sb3.core.vec_env import BatchedVecEnv, SyncVecEnv
-from marl_sb3.envs.compiled import require_same
+from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.vec_env.batched_vec_env import BatchedVecEnv
+from marl_sb3.core.vec_env.separate_envs import SyncVecEnv
+from marl_sb3.envs.compiled.comparing import require_same
 from marl_sb3.errors import CheckpointError
 
 

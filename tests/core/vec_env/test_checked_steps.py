@@ -10,10 +10,10 @@ import pytest
 from gymnasium import spaces
 from toy_envs import ScriptedEnv
 
-from marl_sb3.core.vec_env import AgentLayout, EnvSlot, SlotStep
-from marl_sb3.core.vec_env.observations import agent_groups
+from marl_sb3.core.vec_env.observations import AgentLayout, agent_groups
+from marl_sb3.core.vec_env.slot import EnvSlot, SlotStep
 from marl_sb3.errors import EnvError
-from marl_sb3.wrappers import EnvView
+from marl_sb3.wrappers.observations import EnvView
 
 INF, NAN = float("inf"), float("nan")
 SCRIPT = {"a": (4, "truncated"), "b": (4, "terminated")}

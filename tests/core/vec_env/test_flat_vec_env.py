@@ -12,7 +12,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_envs import SampledEnv, ScriptedEnv
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.vec_env import FlatVecEnv, episode_seed
+from marl_sb3.core.vec_env.flat_vec_env import FlatVecEnv
+from marl_sb3.core.vec_env.seeding import episode_seed
 from marl_sb3.errors import ConfigError
 
 STAGGERED = {"a": (1, "terminated"), "b": (3, "truncated"), "c": (2, "both")}

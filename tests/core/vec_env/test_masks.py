@@ -12,12 +12,13 @@ from gymnasium import spaces
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.envs import BatchedEnv, BatchedStep
-from marl_sb3.core.state import State, StateReader
-from marl_sb3.core.vec_env import MultiAgentVecEnv, episode_seed
+from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.seeding import episode_seed
 from marl_sb3.doors import STEPPED_ELSEWHERE, VECTORIZERS
 from marl_sb3.errors import CheckpointError, EnvError
-from marl_sb3.extensions.store import read_checkpoint, write_checkpoint
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
 
 ALL = [name for name in VECTORIZERS.names() if name not in ("auto", *STEPPED_ELSEWHERE)]
 ACTIONS = 3

@@ -10,8 +10,8 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import make_vec_env
-from marl_sb3.core.state import is_plain
-from marl_sb3.core.vec_env import episode_seed, fresh_seed
+from marl_sb3.core.state.state import is_plain
+from marl_sb3.core.vec_env.seeding import episode_seed, fresh_seed
 from marl_sb3.errors import ConfigError
 
 ONE_STEP = {"a": (1, "truncated")}

@@ -9,7 +9,7 @@ import pytest
 from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.errors import ConfigError, EnvError, EnvRaisedError
 
 pytestmark = pytest.mark.usefixtures("each_vectorizer")

@@ -14,7 +14,8 @@ from toy_envs import NoisyEnv
 from turn_plans import env_plans
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecStep
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.core.vec_env.step import VecStep
 
 pytestmark = pytest.mark.usefixtures("each_vectorizer")
 NUM_STEPS = 50

@@ -15,10 +15,11 @@ from toy_envs import NoisyEnv, ScriptedEnv
 from turn_plans import env_plans
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.state import StateReader
-from marl_sb3.core.vec_env import MultiAgentVecEnv, slot_states
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.vec_env import slot_states
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.store import read_checkpoint, write_checkpoint
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
 
 TOO_LONG = "the checkpoint does not hold its episode, which is too long, or was stepped in a batch"
 pytestmark = pytest.mark.usefixtures("each_vectorizer")

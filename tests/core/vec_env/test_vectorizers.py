@@ -16,13 +16,16 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
-from marl_sb3.core.metrics import flatten
-from marl_sb3.core.state import StateReader
-from marl_sb3.core.vec_env import MultiAgentVecEnv, SyncVecEnv, VecEnvRequest, VecStep, episode_seed
+from marl_sb3.core.metrics.names import flatten
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, VecEnvRequest
+from marl_sb3.core.vec_env.seeding import episode_seed
+from marl_sb3.core.vec_env.separate_envs import SyncVecEnv
+from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.doors import STEPPED_ELSEWHERE, VECTORIZERS
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import CheckpointError, ConfigError, VecEnvOrderError
-from marl_sb3.extensions.store import read_checkpoint, write_checkpoint
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
 
 AGENTS = ("agent1", "agent2")
 REFERENCE = "sync"  # a plain loop over the envs

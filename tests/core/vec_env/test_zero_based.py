@@ -12,7 +12,7 @@ from stable_baselines3 import PPO
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
-from marl_sb3.core.vec_env import ZeroBased
+from marl_sb3.core.vec_env.observations import ZeroBased
 
 BOX = spaces.Box(-1, 1, (2,))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from marl_sb3.envs.arena import ArenaEnv, rules
-from marl_sb3.envs.compiled import Outcome
+from marl_sb3.envs.compiled.rules import Outcome
 from marl_sb3.errors import ConfigError, EnvError
 
 UP, RIGHT, DOWN, LEFT = 0, 1, 2, 3

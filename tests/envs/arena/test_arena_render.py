@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from marl_sb3.envs import EnvWindow
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.envs.arena.env import fitting_cell_px, render_rgb, render_text
+from marl_sb3.envs.drawn import EnvWindow
 from marl_sb3.errors import ConfigError
 
 UP, RIGHT, DOWN, LEFT = 0, 1, 2, 3

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_sb3.envs.arena import rules
-from marl_sb3.envs.compiled import Outcome
+from marl_sb3.envs.compiled.rules import Outcome
 
 UP, RIGHT, DOWN, LEFT = 0, 1, 2, 3
 AGENT1_FIRST, AGENT2_FIRST = True, False

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from marl_sb3.core.envs import BatchedStep
+from marl_sb3.core.envs.batched import BatchedStep
 from marl_sb3.envs.arena import ArenaEnv
-from marl_sb3.envs.compiled import require_same
+from marl_sb3.envs.compiled.comparing import require_same
 from marl_sb3.errors import ConfigError, EnvError
 
 

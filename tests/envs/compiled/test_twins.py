@@ -20,19 +20,20 @@ from small_runs import broken, start
 
 import marl_sb3
 from marl_sb3 import make_vec_env, register_env
-from marl_sb3.core.envs import REGISTERED, env_factory, make_env
-from marl_sb3.core.state import StateReader
-from marl_sb3.core.vec_env import BatchedVecEnv, SyncVecEnv
+from marl_sb3.core.envs.registry import REGISTERED, env_factory, make_env
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.vec_env.batched_vec_env import BatchedVecEnv
+from marl_sb3.core.vec_env.separate_envs import SyncVecEnv
 from marl_sb3.doors import imported
-from marl_sb3.envs import TWINS as COMPILED
 from marl_sb3.envs.arena import ArenaEnv, rules
-from marl_sb3.envs.compiled import require_same
+from marl_sb3.envs.compiled.comparing import require_same
 from marl_sb3.envs.compiled.originals import KNOWN
 from marl_sb3.envs.compiled.random import generator_of, words_of
+from marl_sb3.envs.finding import TWINS as COMPILED
 from marl_sb3.envs.waterworld import WaterworldEnv
 from marl_sb3.errors import CheckpointError
 from marl_sb3.evaluate import main as evaluate
-from marl_sb3.extensions.data import read_policy_data
+from marl_sb3.extensions.data.dataset import read_policy_data
 
 STEPS = 500  # of 4 envs each
 STEPS_OF_PARTICLES = 150  # two episodes and more; the originals take a millisecond for a step

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.state import StateReader
-from marl_sb3.core.vec_env import BatchedVecEnv
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.vec_env.batched_vec_env import BatchedVecEnv
 from marl_sb3.errors import CheckpointError, EnvError
-from marl_sb3.extensions.store import read_checkpoint, write_checkpoint
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
 
 SMALL: dict[str, Any] = {"n_sensors": 5, "n_evaders": 8, "n_poisons": 8, "radius": 0.04, "max_cycles": 7}
 

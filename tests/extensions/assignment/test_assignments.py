@@ -33,11 +33,11 @@ from marl_sb3 import (
     make_vec_env,
 )
 from marl_sb3.callbacks import RecordEpisodes
-from marl_sb3.core.state import StateReader, is_plain
-from marl_sb3.core.vec_env import assignment_rng
+from marl_sb3.core.state.state import StateReader, is_plain
+from marl_sb3.core.vec_env.seeding import assignment_rng
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.assignment import AssignedRunner, FunctionAssignment, MappedEpisode
-from marl_sb3.extensions.data import recorded_policies
+from marl_sb3.extensions.data.dataset import recorded_policies
 from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
 
 NET: Mapping[str, Any] = {"policy_kwargs": {"net_arch": [4]}}

@@ -15,12 +15,12 @@ from toy_envs import NoisyEnv, SampledEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, SwappedAssignment, make_vec_env
-from marl_sb3.core.acting import ActingWatcher
-from marl_sb3.core.vec_env import VecStep
-from marl_sb3.extensions.central import CentralCritic
+from marl_sb3.core.acting.actor import ActingWatcher
+from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.extensions.central.critic import CentralCritic
 from marl_sb3.extensions.central.inputs import CentralInputs
 from marl_sb3.extensions.central.value_net import ValueNet
-from marl_sb3.extensions.remote import make_sharded_vec_env
+from marl_sb3.extensions.remote.sharded_vec_env import make_sharded_vec_env
 
 SMALL: dict[str, Any] = {"n_steps": 6, "learning_rate": 0.01, "policy_kwargs": {"net_arch": [8]}}
 MINIBATCHES: dict[str, Any] = {"batch_size": 8, "n_epochs": 2}

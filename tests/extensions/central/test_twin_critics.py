@@ -15,11 +15,11 @@ from toy_envs import MovingEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, SwappedAssignment, make_vec_env
-from marl_sb3.core.state import StateReader
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.central import TwinCritics
 from marl_sb3.extensions.central.part import CentralPart
-from marl_sb3.extensions.remote import make_sharded_vec_env
+from marl_sb3.extensions.central.twin import TwinCritics
+from marl_sb3.extensions.remote.sharded_vec_env import make_sharded_vec_env
 
 SMALL: dict[str, Any] = {
     "learning_rate": 0.01,

@@ -14,7 +14,7 @@ from minari.data_collector import EpisodeBuffer
 from minari.dataset.minari_storage import MinariStorage
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.data import joint_episodes, read_policy_data, recorded_policies
+from marl_sb3.extensions.data.dataset import joint_episodes, read_policy_data, recorded_policies
 
 BOX, TWO = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
 

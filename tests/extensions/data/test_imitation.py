@@ -15,12 +15,11 @@ from recordings import copying, episode, write_dataset
 from small_trainings import assert_same
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.core.state import StateReader
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.data import Cloning, CloningOptions
-from marl_sb3.extensions.data.cloning import _split
+from marl_sb3.extensions.data.cloning import Cloning, CloningOptions, _split
 from marl_sb3.extensions.data.imitation import action_loss
-from marl_sb3.extensions.fast import ALGORITHMS
+from marl_sb3.extensions.fast.builtin import ALGORITHMS
 
 SEEN = spaces.Box(-1, 1, (3,))
 FORCES, PUSHES = spaces.Box(-1, 1, (1,)), spaces.Discrete(2)

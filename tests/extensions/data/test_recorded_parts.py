@@ -11,7 +11,7 @@ from gymnasium import spaces
 from toy_envs import SampledEnv
 
 import marl_sb3
-from marl_sb3.extensions.data import recorded_policies
+from marl_sb3.extensions.data.dataset import recorded_policies
 
 PARTS = spaces.Dict(
     [

@@ -25,21 +25,14 @@ from turn_env import Move, TurnEnv, TurnPlan
 
 import marl_sb3
 from marl_sb3 import MultiAgentCallback, estimate_policies
-from marl_sb3.core.vec_env import make_vec_env
+from marl_sb3.core.vec_env.make import make_vec_env
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluate import main as evaluate
-from marl_sb3.extensions.data import (
-    EpisodeStore,
-    RecordedEpisode,
-    joint_episodes,
-    read_policy_data,
-    recorded_policies,
-    recorder_of,
-)
 from marl_sb3.extensions.data import store as store_module
-from marl_sb3.extensions.data.recorder import Timeline
-from marl_sb3.extensions.data.store import PolicyKind
+from marl_sb3.extensions.data.dataset import RecordedEpisode, joint_episodes, read_policy_data, recorded_policies
+from marl_sb3.extensions.data.recorder import Timeline, recorder_of
+from marl_sb3.extensions.data.store import EpisodeStore, PolicyKind
 from marl_sb3.systems import CAN_FORK
 from marl_sb3.train import main as train_command
 

@@ -13,8 +13,8 @@ from small_trainings import assert_same
 from toy_envs import NoisyEnv, RandomEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.extensions.data import PolicyData, require_episodes
-from marl_sb3.extensions.data.demonstrations import demonstrations
+from marl_sb3.extensions.data.dataset import PolicyData
+from marl_sb3.extensions.data.demonstrations import demonstrations, require_episodes
 from marl_sb3.extensions.data.recorded_data import columns_of, drawing_from_both
 
 SEEN, TORQUES = (

@@ -10,14 +10,14 @@ import stable_baselines3
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.core.learners import policy_specs
-from marl_sb3.core.sb3 import Progress
-from marl_sb3.extensions.dialects import NAMES, canonical_name
-from marl_sb3.extensions.dialects.names import FLAT_NAMES, is_of_rllib, unnested
-from marl_sb3.extensions.dialects.table import NESTED, PARTS, RENAMED
+from marl_sb3.core.learners.spec import policy_specs
+from marl_sb3.core.sb3.schedules import Progress
+from marl_sb3.extensions.dialects.names import FLAT_NAMES, canonical_name, is_of_rllib, unnested
+from marl_sb3.extensions.dialects.table import NAMES, NESTED, PARTS, RENAMED
 from marl_sb3.extensions.dialects.table import TABLES as NAMED
-from marl_sb3.extensions.fast import ALGORITHMS as INFOS
-from marl_sb3.runs import ACCEPTED, load_config, value_of
+from marl_sb3.extensions.fast.builtin import ALGORITHMS as INFOS
+from marl_sb3.runs.schema import ACCEPTED, value_of
+from marl_sb3.runs.settings import load_config
 from marl_sb3.tools.tuning.space import parse_space
 
 # Name -> a value of RLlib, and the same as hyperparameters or fields here.

@@ -15,12 +15,13 @@ import pytest
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, MultiAgentCallback, RunningEpisode, make_vec_env
-from marl_sb3.core.config import algorithm_info, built_in, canonical_algorithm
-from marl_sb3.core.envs import env_factory
-from marl_sb3.core.metrics import flatten
-from marl_sb3.core.training import accepted_callbacks
-from marl_sb3.extensions.dialects import COUNTERPARTS, metric_here, require_logged
-from marl_sb3.runs import Run
+from marl_sb3.core.config.algorithms import algorithm_info, built_in, canonical_algorithm
+from marl_sb3.core.envs.registry import env_factory
+from marl_sb3.core.metrics.names import flatten
+from marl_sb3.core.training.accepted import accepted_callbacks
+from marl_sb3.extensions.dialects.names import metric_here, require_logged
+from marl_sb3.extensions.dialects.table import COUNTERPARTS
+from marl_sb3.runs.run import Run
 
 PAGE = "see docs/coming_from/rllib.md"
 METHODS = {

@@ -10,10 +10,12 @@ import pytest
 from stable_baselines3 import TD3
 
 import marl_sb3
-from marl_sb3.core.learners import PolicySpec, building
+from marl_sb3.core.learners import building
+from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects.zoo import parse_literal
-from marl_sb3.runs import load_config, to_yaml
+from marl_sb3.runs.files import to_yaml
+from marl_sb3.runs.settings import load_config
 
 # The constructs of the zoo's files, in entries of our own.
 ZOO = """

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import ImageDraw
 
-from marl_sb3.extensions.display import Scene, captioned
-from marl_sb3.extensions.display.filmed_env import legend_of
+from marl_sb3.extensions.display.filmed_env import Scene, captioned, legend_of
 
 BLUE, RED = (0, 0, 255), (255, 0, 0)
 

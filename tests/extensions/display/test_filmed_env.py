@@ -12,7 +12,7 @@ from toy_envs import NoisyEnv, ScriptedEnv
 
 from marl_sb3 import ConfigError, MultiAgentVecEnv, make_vec_env
 from marl_sb3.errors import EnvRaisedError, MarlSb3Error
-from marl_sb3.extensions.display import filming_factory
+from marl_sb3.extensions.display.filmed_env import filming_factory
 
 SCRIPT = {"a": (2, "truncated"), "b": (3, "terminated")}
 

@@ -15,8 +15,9 @@ from rich.console import Console, Group
 from rich.text import Text
 from waiting import wait_for
 
-from marl_sb3.extensions.display import Goals, ScreenSize, cut_line, returns_table, screen_for, standard_console
-from marl_sb3.extensions.display.progress import LiveView, PlainLines, training_view
+from marl_sb3.extensions.display.progress import Goals, LiveView, PlainLines, training_view
+from marl_sb3.extensions.display.screen import ScreenSize, cut_line, screen_for, standard_console
+from marl_sb3.extensions.display.tables import returns_table
 
 
 def no_terminal() -> Console:

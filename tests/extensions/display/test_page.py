@@ -10,7 +10,7 @@ from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display import Page, note, shorter, table, words
+from marl_sb3.extensions.display.page import Page, note, shorter, table, words
 from marl_sb3.startup import require_extra
 
 HOSTILE = "</p><script>alert(1)</script>\x1b[31m\n&amp;"

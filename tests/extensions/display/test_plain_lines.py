@@ -9,8 +9,7 @@ import pytest
 from display_results import RESULT, Clock, at, evaluated, with_agents, without_values
 from rich.console import Console
 
-from marl_sb3.extensions.display import Goals
-from marl_sb3.extensions.display.progress import PlainLines
+from marl_sb3.extensions.display.progress import Goals, PlainLines
 
 
 class Printed(PlainLines):

@@ -8,9 +8,8 @@ import pytest
 from display_results import Clock
 from rich.console import Console
 
-from marl_sb3.extensions.display import ProgressClock, progress_bars
-from marl_sb3.extensions.display.progress import Series
-from marl_sb3.extensions.display.tables import shown_agents
+from marl_sb3.extensions.display.progress import ProgressClock, Series
+from marl_sb3.extensions.display.tables import progress_bars, shown_agents
 from marl_sb3.startup import COMPILING_S
 
 

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.text import Text
 
-from marl_sb3.extensions.display import SafeConsole, duration, folded, number, packed, standard_console
-from marl_sb3.extensions.display.text import sparkline
+from marl_sb3.extensions.display.screen import SafeConsole, standard_console
+from marl_sb3.extensions.display.text import duration, folded, number, packed, sparkline
 
 
 @pytest.mark.parametrize(

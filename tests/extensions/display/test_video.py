@@ -14,7 +14,7 @@ from films import frames_of_gif, frames_of_mp4
 from PIL import Image
 
 from marl_sb3.errors import ConfigError, EnvError
-from marl_sb3.extensions.display import VideoFile
+from marl_sb3.extensions.display.video import VideoFile
 
 
 def picture(number: int, height: int = 16, width: int = 24) -> np.ndarray:

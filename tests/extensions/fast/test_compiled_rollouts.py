@@ -19,8 +19,10 @@ from marl_sb3 import PPO, EnvError, MaskablePPO, MultiAgentAlgorithm, MultiAgent
 from marl_sb3.callbacks import RewardHistogramCallback
 from marl_sb3.core.policies import MlpFeatures
 from marl_sb3.extensions.fast.compiled_rollouts import CompiledRunner
-from marl_sb3.extensions.remote import make_sharded_vec_env
-from marl_sb3.runs import execute, load_config, prepare
+from marl_sb3.extensions.remote.sharded_vec_env import make_sharded_vec_env
+from marl_sb3.runs.execution import execute
+from marl_sb3.runs.settings import load_config
+from marl_sb3.runs.start import prepare
 
 PROCESSED: dict[str, Any] = {
     **{"normalize_observations": True, "normalize_rewards": True},

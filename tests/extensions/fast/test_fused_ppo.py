@@ -18,8 +18,8 @@ from toy_envs import RandomEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.core.acting import PolicyInputs
-from marl_sb3.core.learners import blas_threads
+from marl_sb3.core.acting.policy import PolicyInputs
+from marl_sb3.core.learners.learner import blas_threads
 from marl_sb3.core.policies import MlpFeatures
 from marl_sb3.errors import EnvError, NumericError
 from marl_sb3.extensions.fast.fused_policy import FusedPolicy

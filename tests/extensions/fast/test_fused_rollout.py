@@ -16,7 +16,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 
 import marl_sb3
-from marl_sb3.core.on_policy import MaskedRolloutBuffer, flat_samples
+from marl_sb3.core.on_policy.rollout import MaskedRolloutBuffer, flat_samples
 from marl_sb3.extensions.fast.fused_on_policy import FusedRollouts
 
 SETTINGS = {"n_steps": 40, "batch_size": 40, "n_epochs": 2, "seed": 0, "device": "cpu"}

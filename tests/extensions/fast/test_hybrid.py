@@ -28,10 +28,10 @@ from toy_envs import SampledEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.extensions.fast import joined_actions
 from marl_sb3.extensions.fast.hybrid import ChoicesDistribution, HybridDistribution
 from marl_sb3.extensions.fast.hybrid_masks import MaskableHybridDistribution
-from marl_sb3.extensions.transfer import export_policies
+from marl_sb3.extensions.fast.joined_actions import joined_actions
+from marl_sb3.extensions.transfer.export import export_policies
 
 # In this order: aim (2 numbers), gear (2 and 3 choices), mode (3 choices), power (1 number), tools (2 flags).
 PARTS: dict[str, spaces.Space[Any]] = {

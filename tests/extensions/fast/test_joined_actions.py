@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from marl_sb3.core.vec_env import ZeroBased
+from marl_sb3.core.vec_env.observations import ZeroBased
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.fast import JoinedActions, joined_actions
-from marl_sb3.wrappers import choices_of
+from marl_sb3.extensions.fast.joined_actions import JoinedActions, joined_actions
+from marl_sb3.wrappers.observations import choices_of
 
 # In the order of their names: a Tuple, a Discrete, a MultiBinary.
 PARTS: dict[str, spaces.Space[Any]] = {

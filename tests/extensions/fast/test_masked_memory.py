@@ -14,8 +14,9 @@ from toy_envs import CHOICES, Forbidding, NoisyEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.core.acting import PolicyInputs, RecurrentRolloutPolicy
-from marl_sb3.wrappers import choices_of
+from marl_sb3.core.acting.policy import PolicyInputs
+from marl_sb3.core.acting.recurrent import RecurrentRolloutPolicy
+from marl_sb3.wrappers.observations import choices_of
 
 NETWORK: dict[str, Any] = {"net_arch": [4], "lstm_hidden_size": 3, "n_lstm_layers": 2}
 SMALL: dict[str, Any] = {"n_steps": 5, "batch_size": 7, "n_epochs": 2, "learning_rate": 0.02, "ent_coef": 0.1}

@@ -15,7 +15,7 @@ from toy_envs import CHOICES, Forbidding, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.wrappers import choices_of
+from marl_sb3.wrappers.observations import choices_of
 
 NETWORK: dict[str, Any] = {"net_arch": [6]}
 A2C: dict[str, Any] = {"n_steps": 8, "policy_kwargs": NETWORK, "ent_coef": 0.1, "learning_rate": 0.01}

@@ -14,8 +14,8 @@ from toy_envs import NoisyEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.core.off_policy import Transitions
-from marl_sb3.core.state import TensorFile
+from marl_sb3.core.off_policy.replay import Transitions
+from marl_sb3.core.state.checkpoint import TensorFile
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError
 
 SMALL = {"buffer_size": 60, "learning_starts": 4, "batch_size": 8, "train_freq": 2, "policy_kwargs": {"net_arch": [4]}}

@@ -16,7 +16,8 @@ from toy_envs import SampledEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.extensions.transfer import export_policies, open_session
+from marl_sb3.extensions.transfer.export import export_policies
+from marl_sb3.extensions.transfer.onnx_check import open_session
 
 NETWORK: dict[str, Any] = {"cell": "gru", "net_arch": [4], "lstm_hidden_size": 5, "n_lstm_layers": 2}
 SMALL: dict[str, Any] = {"n_steps": 6, "batch_size": 4, "n_epochs": 2, "learning_rate": 0.05}

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 
 from marl_sb3 import QMIX, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, SwappedAssignment, make_vec_env
-from marl_sb3.core.state import StateReader
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.fast.team_q import MonotonicMixer
-from marl_sb3.extensions.remote import make_sharded_vec_env
+from marl_sb3.extensions.remote.sharded_vec_env import make_sharded_vec_env
 
 SMALL: dict[str, Any] = {
     **{"buffer_size": 120, "learning_starts": 4, "batch_size": 8, "train_freq": 2, "target_update_interval": 20},

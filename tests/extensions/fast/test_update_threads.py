@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_envs import RandomEnv
 
 import marl_sb3
-from marl_sb3.core.learners import blas_threads
+from marl_sb3.core.learners.learner import blas_threads
 from marl_sb3.core.policies import MlpFeatures
 from marl_sb3.extensions.fast import fused_policy, update_path
 

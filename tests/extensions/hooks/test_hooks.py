@@ -16,8 +16,8 @@ from toy_envs import ScriptedEnv
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, RunningEpisode, Trajectory, make_vec_env
 from marl_sb3.callbacks import CheckpointCallback, EvaluationCallback
-from marl_sb3.core.training import LocalRunner
-from marl_sb3.core.vec_env import Health
+from marl_sb3.core.training.runner import LocalRunner
+from marl_sb3.core.vec_env.interface import Health
 from marl_sb3.errors import ConfigError, HookError
 from marl_sb3.train import main
 

@@ -31,7 +31,8 @@ from turn_env import TurnEnv, turn_env_plans
 from turn_plans import env_plans
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, Trajectory, make_vec_env
-from marl_sb3.envs import EpisodeRefusedError, StepReport
+from marl_sb3.envs.external import StepReport
+from marl_sb3.envs.external_vec_env import EpisodeRefusedError
 from marl_sb3.extensions.hooks.rewriting import TrajectoryRewriter, _EnvSteps
 
 GAMMA, LAMBDA, VALUE = 0.7, 0.6, 2.5

@@ -17,7 +17,7 @@ from toy_envs import NoisyEnv, RandomEnv, ScriptedEnv
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, RecurrentDQN, make_vec_env
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.memory import SequenceBatch
+from marl_sb3.extensions.memory.sequences import SequenceBatch
 
 MEMORY = {"net_arch": [4], "lstm_hidden_size": 3, "n_lstm_layers": 2}
 SMALL: dict[str, Any] = {

@@ -15,7 +15,7 @@ from toy_envs import NoisyEnv
 
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, RecurrentSAC, make_vec_env
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.memory import MemoryNetwork
+from marl_sb3.extensions.memory.networks import MemoryNetwork
 
 FORCES = spaces.Box(-2, 2, (1,))
 NETWORK = {"net_arch": [4], "lstm_hidden_size": 3}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from toy_envs import RandomEnv
 
 import marl_sb3
-from marl_sb3.core.off_policy import Transitions
-from marl_sb3.extensions.memory import SequenceBatch, SequenceBuffer, SequenceDictBuffer
+from marl_sb3.core.off_policy.replay import Transitions
+from marl_sb3.extensions.memory.sequences import SequenceBatch, SequenceBuffer, SequenceDictBuffer
 
 NUMBERS = spaces.Box(-1e6, 1e6, (1,))
 PARTS = spaces.Dict({"x": NUMBERS, "y": NUMBERS})

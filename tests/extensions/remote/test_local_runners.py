@@ -15,7 +15,7 @@ from toy_envs import NoisyEnv, ScriptedEnv
 from waiting import is_running, wait_for
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, RaySettings, make_sharded_vec_env
-from marl_sb3.core.metrics import flatten
+from marl_sb3.core.metrics.names import flatten
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.extensions.remote.processes.messages import WorkerTracebackError
 from marl_sb3.extensions.remote.ray import RunnerSettings

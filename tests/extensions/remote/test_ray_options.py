@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.remote import Connection, RaySettings, read_runtime_env
+from marl_sb3.extensions.remote.processes.ray import Connection
+from marl_sb3.extensions.remote.ray import RaySettings, read_runtime_env
 from marl_sb3.train import main
 from marl_sb3.tune import main as tune
 

@@ -29,18 +29,17 @@ from marl_sb3 import (
     RecurrentDQN,
     make_vec_env,
 )
-from marl_sb3.core.metrics import Episode
-from marl_sb3.core.processing import recent_state
-from marl_sb3.core.processing.processing import RunningStatistics
-from marl_sb3.core.vec_env import shard_seed
+from marl_sb3.core.metrics.episodes import Episode
+from marl_sb3.core.processing.processing import RunningStatistics, recent_state
+from marl_sb3.core.vec_env.seeding import shard_seed
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError, RunnersLostError, VecEnvOrderError
-from marl_sb3.extensions.remote import make_sharded_vec_env, sharded
+from marl_sb3.extensions.remote import sharded
 from marl_sb3.extensions.remote.processes.pool import InProcessPool
 from marl_sb3.extensions.remote.shard import ShardHost
 from marl_sb3.extensions.remote.shard_experience import add_recent
 from marl_sb3.extensions.remote.shard_runners import ShardRunners, balanced
-from marl_sb3.extensions.remote.sharded_vec_env import ShardedVecEnv
-from marl_sb3.extensions.store import read_checkpoint
+from marl_sb3.extensions.remote.sharded_vec_env import ShardedVecEnv, make_sharded_vec_env
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
 
 E, SHARDS, STEPS = 4, 2, 8
 SMALL: Mapping[str, Any] = {"policy_kwargs": {"net_arch": [4]}, "device": "cpu", "n_steps": STEPS}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marl_sb3.core.vec_env import ArrayInfos, DictInfos, VecStep
+from marl_sb3.core.vec_env.step import ArrayInfos, DictInfos, VecStep
 from marl_sb3.extensions.remote.shard import RecordedSteps, StepRecorder, side_by_side
 
 ARRAYS = ("rewards", "terminated", "truncated", "acted", "to_act", "in_play")

@@ -16,18 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from marl_sb3.core.state import Checkpoint, pieces
+from marl_sb3.core.state.checkpoint import Checkpoint, pieces
 from marl_sb3.errors import CheckpointError, NumericError
-from marl_sb3.extensions.store import (
-    CheckpointFolder,
-    checkpoint_folder,
-    checkpoint_format,
-    find_checkpoint,
-    read_checkpoint,
-    tensor_file,
-    with_checkpoint,
-    write_checkpoint,
-)
+from marl_sb3.extensions.store import checkpoint_folder, checkpoint_format, tensor_file
+from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder, find_checkpoint, with_checkpoint
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
 
 STATE = {"a": 1, "list": [1.5, None, "x", True, {"deep": np.arange(3)}], "b": np.ones((2, 0), dtype=bool)}
 TENSORS = {"policy-000": {"w": np.eye(3, dtype=np.float32)}, "optimizer-000": {"step": np.array(3.0, np.float32)}}

@@ -10,10 +10,12 @@ import pytest
 from small_trainings import SMALL, arena, assert_same, build
 
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
-from marl_sb3.core.sb3 import read_optimizers
-from marl_sb3.core.state import StateReader, TensorFile
+from marl_sb3.core.sb3.tensors import read_optimizers
+from marl_sb3.core.state.checkpoint import TensorFile
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.store import CheckpointFolder, read_checkpoint
+from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
 from marl_sb3.extensions.store.tensor_file import StoredTensors
 
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from marl_sb3.core.state import StateReader, space_to_plain
+from marl_sb3.core.state.checkpoint import space_to_plain
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.store import read_checkpoint, write_checkpoint
+from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
 from marl_sb3.extensions.store.load import space_from_plain
-from marl_sb3.wrappers import policy_actions
+from marl_sb3.wrappers.observations import policy_actions
 
 MIXED = np.array([-np.inf, -1.5, 0.0], np.float32)
 SPACES = [

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import marl_sb3
-from marl_sb3.core.state import (
+from marl_sb3.core.state.checkpoint import (
     Checkpoint,
-    StateReader,
     copies,
     forms_of,
     pieces,
@@ -21,6 +20,7 @@ from marl_sb3.core.state import (
     require_storable,
     store_of,
 )
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.doors import STORES, Store
 from marl_sb3.errors import CheckpointError, ConfigError, NumericError
 from marl_sb3.extensions.store import checkpoint_format

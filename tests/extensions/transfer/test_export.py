@@ -25,13 +25,16 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, Flatten
 from toy_envs import SampledEnv
 
 import marl_sb3
-from marl_sb3.core.acting import PolicyBundle
+from marl_sb3.core.acting.by_agent import PolicyBundle
 from marl_sb3.errors import ConfigError, ExportError
 from marl_sb3.export import main
-from marl_sb3.extensions.transfer import Exported, export_policies, onnx_graph
+from marl_sb3.extensions.transfer import onnx_graph
+from marl_sb3.extensions.transfer.export import Exported, export_policies
 from marl_sb3.extensions.transfer.onnx_check import largest_difference
 from marl_sb3.extensions.transfer.onnx_graph import to_onnx
-from marl_sb3.runs import Run, load_config, prepare
+from marl_sb3.runs.run import Run
+from marl_sb3.runs.settings import load_config
+from marl_sb3.runs.start import prepare
 
 pytestmark = pytest.mark.usefixtures("one_onnx_registry")
 NUMBERS = spaces.Box(-1, 1, (2, 3))

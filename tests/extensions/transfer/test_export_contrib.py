@@ -22,13 +22,15 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.core.acting import PolicyBundle
-from marl_sb3.core.config import algorithm_info
+from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.core.config.algorithms import algorithm_info
 from marl_sb3.core.mapping import rows_of_policy
-from marl_sb3.core.sb3 import SpacesOnlyVecEnv, integer_sizes
+from marl_sb3.core.sb3.private import integer_sizes
+from marl_sb3.core.sb3.spaces import SpacesOnlyVecEnv
 from marl_sb3.errors import ExportError
-from marl_sb3.extensions.transfer import export_policies, onnx_check, open_session
-from marl_sb3.extensions.transfer.onnx_check import largest_difference
+from marl_sb3.extensions.transfer import onnx_check
+from marl_sb3.extensions.transfer.export import export_policies
+from marl_sb3.extensions.transfer.onnx_check import largest_difference, open_session
 from marl_sb3.extensions.transfer.onnx_graph import CRITIC_STATES as CRITICS
 from marl_sb3.extensions.transfer.onnx_graph import START, more_inputs, to_onnx
 from marl_sb3.extensions.transfer.onnx_graph import STATES as OWN

@@ -12,8 +12,8 @@ from gymnasium import spaces
 from toy_envs import SampledEnv
 
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
-from marl_sb3.core.config import algorithm_info
-from marl_sb3.extensions.transfer import export_policies
+from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.extensions.transfer.export import export_policies
 
 pytestmark = pytest.mark.usefixtures("one_onnx_registry")
 SEEN, FORCES = spaces.Box(-2, 2, (3,)), spaces.Box(-3, 5, (2,))

@@ -18,7 +18,7 @@ from toy_envs import SampledEnv
 
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.transfer import export_policies
+from marl_sb3.extensions.transfer.export import export_policies
 
 pytestmark = pytest.mark.usefixtures("one_onnx_registry")
 VECTOR = spaces.Box(-50, 90, (3,))

@@ -16,11 +16,10 @@ from toy_envs import SampledEnv
 
 import marl_sb3
 from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.core.sb3 import optimizer_arrays
+from marl_sb3.core.sb3.tensors import optimizer_arrays
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.store import CheckpointFolder
-from marl_sb3.extensions.transfer import parse_init_from
-from marl_sb3.extensions.transfer.initial_weights import InitFrom, init_from
+from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
+from marl_sb3.extensions.transfer.initial_weights import InitFrom, init_from, parse_init_from
 
 PI, VF = "mlp_extractor.policy_net", "mlp_extractor.value_net"
 

@@ -25,11 +25,11 @@ from waiting import wait_for
 from marl_sb3.benchmark import main
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluate import main as evaluate
-from marl_sb3.results import last_result, read_records, read_results
-from marl_sb3.tools.benchmarking import how_it_ended, read_benchmark, work, write_outcome
-from marl_sb3.tools.benchmarking.outcome import rows
-from marl_sb3.tools.benchmarking.plan import Training
-from marl_sb3.tools.benchmarking.working import MOST_CLAIMS, STALE_S, Claims
+from marl_sb3.results.reading import read_records
+from marl_sb3.results.result_log import last_result, read_results
+from marl_sb3.tools.benchmarking.outcome import how_it_ended, rows, write_outcome
+from marl_sb3.tools.benchmarking.plan import Training, read_benchmark
+from marl_sb3.tools.benchmarking.working import MOST_CLAIMS, STALE_S, Claims, work
 from marl_sb3.train import main as train
 
 SETTINGS = "{n_timesteps: 320, n_envs: 2, n_steps: 20, batch_size: 20, n_epochs: 1, policy_kwargs.net_arch: [8]}"

@@ -9,7 +9,7 @@ from refusals import refusal
 
 from marl_sb3 import startup
 from marl_sb3.benchmark import main
-from marl_sb3.tools.benchmarking import Benchmark, read_benchmark
+from marl_sb3.tools.benchmarking.plan import Benchmark, read_benchmark
 
 FILE = """
 algos:

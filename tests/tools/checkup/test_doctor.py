@@ -18,7 +18,7 @@ from healthy import Healthy
 
 from marl_sb3 import doctor, make_vec_env
 from marl_sb3.core import vec_env
-from marl_sb3.core.envs import env_factory
+from marl_sb3.core.envs.registry import env_factory
 from marl_sb3.tools import checkup
 from marl_sb3.tools.checkup import probes
 from marl_sb3.tools.checkup.finding import Evidence

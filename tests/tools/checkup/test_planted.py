@@ -12,9 +12,9 @@ from healthy import HEALTHY, Healthy, Nested, Parts
 from pettingzoo import ParallelEnv
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.tools.checkup import Report, examine
+from marl_sb3.tools.checkup.api import examine
 from marl_sb3.tools.checkup.checks import CHECKS
-from marl_sb3.tools.checkup.finding import Evidence, Seen, Severity
+from marl_sb3.tools.checkup.finding import Evidence, Report, Seen, Severity
 
 PLANTED = {**PLANTED_ANSWERS, **PLANTED_BEHAVIOUR}
 CASES = [(check, factory) for check, factories in PLANTED.items() for factory in factories]

@@ -14,8 +14,9 @@ from faulty_behaviour import PLANTED_BEHAVIOUR, PLANTED_IN_PROCESSES, Crashes, D
 from healthy import Healthy
 from pettingzoo import ParallelEnv
 
-from marl_sb3.tools.checkup import Report, examine
+from marl_sb3.tools.checkup.api import examine
 from marl_sb3.tools.checkup.checks import CHECKS
+from marl_sb3.tools.checkup.finding import Report
 
 NOT_PLANTED = {"vectorizer-refuses", "check-failed"}  # found where all other checks have missed something
 

@@ -12,9 +12,9 @@ from written_runs import write_run
 
 import marl_sb3
 from marl_sb3.compare import main as compare_command
-from marl_sb3.core.metrics import difference_interval
+from marl_sb3.core.metrics.statistics import difference_interval
 from marl_sb3.errors import ConfigError
-from marl_sb3.tools.looking import tables
+from marl_sb3.tools.looking.comparison import tables
 
 METRIC = "env_runners/episode_return_mean"
 

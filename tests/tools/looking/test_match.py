@@ -220,7 +220,7 @@ def test_the_cycle_of_rock_paper_and_scissors_is_found(capsys: pytest.CaptureFix
     assert [cycle.certain for cycle in found.cycles] == sorted((c.certain for c in found.cycles), reverse=True)
     ratings = [each.rating.rating for each in found.players if each.rating is not None]
     assert max(ratings) - min(ratings) < 100
-    from marl_sb3.tools.looking import show_match
+    from marl_sb3.tools.looking.match_page import show_match
 
     show_match(replace(found, search=3, deterministic=False, notes=[*found.notes, "\x1b[31m"]))
     shown = capsys.readouterr().out

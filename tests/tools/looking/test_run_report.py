@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import marl_sb3
-from marl_sb3.core.metrics import flatten
+from marl_sb3.core.metrics.names import flatten
 from marl_sb3.errors import ConfigError
 from marl_sb3.report import main
-from marl_sb3.tools.looking import html_page, markdown, read_runs, report
-from marl_sb3.tools.looking.report import RunData
+from marl_sb3.tools.looking import report
+from marl_sb3.tools.looking.report import RunData, html_page, markdown, read_runs
 
 GIF = b"GIF89a and so on"
 SMALL = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15, "policy_kwargs.net_arch": [8]}

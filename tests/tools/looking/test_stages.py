@@ -15,8 +15,11 @@ from rich.console import Console
 
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.envs.waterworld import WaterworldEnv
-from marl_sb3.evaluation import Moment, View, ViewerCommand, ViewerLeftError
-from marl_sb3.extensions.display import Scene, ScreenSize, image_picture, scene_picture
+from marl_sb3.evaluation.session import Moment, ViewerCommand, ViewerLeftError
+from marl_sb3.evaluation.viewed_env import View
+from marl_sb3.extensions.display.filmed_env import Scene
+from marl_sb3.extensions.display.screen import ScreenSize
+from marl_sb3.extensions.display.terminal_pictures import image_picture, scene_picture
 from marl_sb3.tools.looking import stages
 from marl_sb3.tools.looking.stages import (
     KeyStage,

@@ -15,11 +15,17 @@ from small_runs import start
 from toy_envs import ScriptedEnv
 
 from marl_sb3.commands import watch as command
-from marl_sb3.core.envs import register_env
-from marl_sb3.envs import EnvWindow
+from marl_sb3.core.envs.registry import register_env
+from marl_sb3.envs.drawn import EnvWindow
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.evaluation import GamePlan, Moment, Rival, View, ViewerLeftError, play_episodes
-from marl_sb3.runs import SavedRun, make_envs, named_apart
+from marl_sb3.evaluation.game import GamePlan
+from marl_sb3.evaluation.opponents import Rival
+from marl_sb3.evaluation.playing import play_episodes
+from marl_sb3.evaluation.session import Moment, ViewerLeftError
+from marl_sb3.evaluation.viewed_env import View
+from marl_sb3.runs.building import make_envs
+from marl_sb3.runs.rivals import named_apart
+from marl_sb3.runs.run import SavedRun
 from marl_sb3.tools import looking
 from marl_sb3.tools.looking import watching
 from marl_sb3.tools.looking.stages import KeyStage, TerminalStage, WindowStage

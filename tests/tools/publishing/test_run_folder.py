@@ -16,8 +16,8 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3.export import main
-from marl_sb3.runs import SavedRun
-from marl_sb3.tools.publishing import write_run_folder
+from marl_sb3.runs.run import SavedRun
+from marl_sb3.tools.publishing.folder import write_run_folder
 
 # huggingface_hub 2.4 sends large files without Xet in a way that its httpx2 calls old.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")

@@ -24,8 +24,10 @@ from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from marl_sb3.evaluation import Rival, ViewerLeftError
-from marl_sb3.runs import SavedRun, rival_of
+from marl_sb3.evaluation.opponents import Rival
+from marl_sb3.evaluation.session import ViewerLeftError
+from marl_sb3.runs.rivals import rival_of
+from marl_sb3.runs.run import SavedRun
 from marl_sb3.tools.serving.guard import Limits, Listening, RequestError
 from marl_sb3.tools.serving.http import Server
 from marl_sb3.tools.serving.ui import PAGE_FILES, SocketStage, listen, ui_routes

@@ -30,12 +30,15 @@ from waiting import wait_for
 
 from marl_sb3 import MultiAgentAlgorithm, PolicyClient, PolicySpec, make_vec_env
 from marl_sb3.callbacks import stop
-from marl_sb3.core.envs import SingleAgentEnv
+from marl_sb3.core.envs.converted import SingleAgentEnv
 from marl_sb3.envs import external_vec_env
 from marl_sb3.errors import ConfigError
-from marl_sb3.runs import SavedRun, execute, load_config, prepare
-from marl_sb3.tools.serving import EpisodeLostError, ServerError, external_server
-from marl_sb3.tools.serving.external import StepMessage
+from marl_sb3.runs.execution import execute
+from marl_sb3.runs.run import SavedRun
+from marl_sb3.runs.settings import load_config
+from marl_sb3.runs.start import prepare
+from marl_sb3.tools.serving.client import EpisodeLostError, ServerError
+from marl_sb3.tools.serving.external import StepMessage, external_server
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TOKEN = "a-token-of-tests"

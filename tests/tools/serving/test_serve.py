@@ -25,9 +25,9 @@ from waiting import wait_for
 
 import marl_sb3
 from marl_sb3 import PolicyClient, load_policies
-from marl_sb3.core.acting import AgentInputs, RequestedOutputs
+from marl_sb3.core.acting.asked_agent import AgentInputs, RequestedOutputs
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.runs import SavedRun
+from marl_sb3.runs.run import SavedRun
 from marl_sb3.serve import main
 from marl_sb3.tools.serving import predictor as predictor_module
 from marl_sb3.tools.serving.api import openapi, policy_server

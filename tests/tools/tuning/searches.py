@@ -10,11 +10,11 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from marl_sb3.core.metrics import Result
-from marl_sb3.runs import TrainConfig
-from marl_sb3.tools.tuning import TuneStudy
+from marl_sb3.core.metrics.names import Result
+from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.space import Space
+from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trials import run_trial
 from marl_sb3.tools.tuning.workers import Train, TrainedRun, train_here, work
 

@@ -23,14 +23,15 @@ from waiting import writing_to
 import marl_sb3
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display import ScreenSize
-from marl_sb3.runs import TrainConfig, load_config
-from marl_sb3.tools.tuning import TuneStudy, cost_words, write_files
+from marl_sb3.extensions.display.screen import ScreenSize
+from marl_sb3.runs.schema import TrainConfig
+from marl_sb3.runs.settings import load_config
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.finals import (
     Candidate,
     Race,
     candidates,
+    cost_words,
     decide,
     outcome_words,
     plan_race,
@@ -38,6 +39,8 @@ from marl_sb3.tools.tuning.finals import (
     rows,
     shrunk_value,
 )
+from marl_sb3.tools.tuning.report import write_files
+from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trials import enqueue_missing, run_final, run_finals
 from marl_sb3.tools.tuning.view import SearchView
 from marl_sb3.tools.tuning.workers import TrainedRun, work

@@ -12,7 +12,7 @@ from typing import Any
 
 from searches import finished, pretend, work_on
 
-from marl_sb3.runs import Pool
+from marl_sb3.runs.jobs import Pool
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.ray import PruningServer, packed, unpack
 from marl_sb3.tools.tuning.trial import DEATHS, ERROR, KILLED

@@ -17,16 +17,18 @@ from searches import SMALL
 from small_runs import assert_same_runs
 
 import marl_sb3
-from marl_sb3.core.metrics import Result
+from marl_sb3.core.metrics.names import Result
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display import ScreenSize
-from marl_sb3.extensions.remote import RaySettings
-from marl_sb3.runs import RunFolder, load_config
-from marl_sb3.tools.tuning import TuneStudy, write_files
+from marl_sb3.extensions.display.screen import ScreenSize
+from marl_sb3.extensions.remote.ray import RaySettings
+from marl_sb3.runs.folder import RunFolder
+from marl_sb3.runs.settings import load_config
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.population import copies, copy_run, enqueue_generation, exploit, explore, latest
 from marl_sb3.tools.tuning.queue import IN_PROCESS
+from marl_sb3.tools.tuning.report import write_files
 from marl_sb3.tools.tuning.space import Parameter, parse_space
+from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trial import COPIED, ERROR, INTERRUPTED, KILLED, PARENT
 from marl_sb3.tools.tuning.trials import run_trial
 from marl_sb3.tools.tuning.view import SearchView

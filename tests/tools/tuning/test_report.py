@@ -17,10 +17,13 @@ from plotly.offline import get_plotlyjs
 from searches import trial_of
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.runs import RunFolder, load_config, resolved
-from marl_sb3.tools.tuning import Search, TuneStudy
+from marl_sb3.runs.building import resolved
+from marl_sb3.runs.folder import RunFolder
+from marl_sb3.runs.settings import load_config
 from marl_sb3.tools.tuning.report import best_files, html_report, trials_csv
+from marl_sb3.tools.tuning.search import Search
 from marl_sb3.tools.tuning.space import parse_space
+from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trials import run_trial
 
 SPACE: Mapping[str, Any] = {

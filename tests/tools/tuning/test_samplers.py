@@ -9,7 +9,7 @@ import optuna
 import pytest
 from searches import SPACE
 
-from marl_sb3.tools.tuning import Search
+from marl_sb3.tools.tuning.search import Search
 from marl_sb3.tools.tuning.space import parse_space
 from marl_sb3.tools.tuning.study import pruner, sampler
 

@@ -17,8 +17,9 @@ from waiting import writing_to
 import marl_sb3
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
-from marl_sb3.tools.tuning import TuneStudy, workers
+from marl_sb3.tools.tuning import workers
 from marl_sb3.tools.tuning.api import prepare_study
+from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trial import DEATHS, ERROR, INTERRUPTED, RETRY_OF, WORKER
 from marl_sb3.tools.tuning.trials import run_trials
 from marl_sb3.tools.tuning.workers import SearchError

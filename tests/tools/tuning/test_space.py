@@ -10,10 +10,12 @@ import optuna
 import pytest
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.files import read_yaml
-from marl_sb3.runs import TrainConfig, preset_path, resolved
-from marl_sb3.tools.tuning import Search
+from marl_sb3.files.plain_yaml import read_yaml
+from marl_sb3.runs.building import resolved
+from marl_sb3.runs.files import preset_path
+from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.tools.tuning.prepare import _search
+from marl_sb3.tools.tuning.search import Search
 from marl_sb3.tools.tuning.space import Space, edge_warnings, parse_grid, parse_space, read_space
 
 

@@ -14,9 +14,8 @@ from optuna.storages.journal import JournalFileBackend
 from searches import SMALL, SPACE, in_this_process, pretend, work_on
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.tools.tuning import Search
 from marl_sb3.tools.tuning.api import prepare_study
-from marl_sb3.tools.tuning.search import read_search
+from marl_sb3.tools.tuning.search import Search, read_search
 from marl_sb3.tools.tuning.space import parse_space
 from marl_sb3.tools.tuning.storage import SafeJournal, open_storage
 from marl_sb3.tools.tuning.trials import run_trial

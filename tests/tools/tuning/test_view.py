@@ -14,12 +14,12 @@ from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 from searches import trial_of
 
-from marl_sb3.extensions.display import ScreenSize
-from marl_sb3.tools.tuning import api, print_outcome
+from marl_sb3.extensions.display.screen import ScreenSize
+from marl_sb3.tools.tuning import api
 from marl_sb3.tools.tuning.objective import Objective
 from marl_sb3.tools.tuning.space import Space, parse_space
 from marl_sb3.tools.tuning.study import best_first
-from marl_sb3.tools.tuning.view import SearchView, trials_table
+from marl_sb3.tools.tuning.view import SearchView, print_outcome, trials_table
 
 SPACE = parse_space(
     {

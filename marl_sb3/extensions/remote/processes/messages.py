@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from marl_sb3 import errors
-from marl_sb3.core.envs import import_modules, imported_modules
+from marl_sb3.core.envs.registry import import_modules, imported_modules
 from marl_sb3.errors import ConfigError, EnvError, EnvRaisedError, MarlSb3Error, described
 
 # --- Requests and results --------------------------------------------------------------------------------------------

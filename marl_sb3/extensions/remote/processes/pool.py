@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from marl_sb3 import stacks
-from marl_sb3.core.state import versions as package_versions
+from marl_sb3.core.state.checkpoint import versions as package_versions
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.remote.processes.channel import Kind
 from marl_sb3.extensions.remote.processes.fork_server import fork_server

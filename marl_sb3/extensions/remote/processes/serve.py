@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from marl_sb3.core.envs import RAISED, raise_in_words
+from marl_sb3.core.envs.faults import RAISED, raise_in_words
 from marl_sb3.extensions.remote.processes.channel import Channel, ChannelClosedError, Heartbeat, Kind, Message
 from marl_sb3.extensions.remote.processes.messages import Failed, MessageLog, ProcessContext, packed_result
 from marl_sb3.signals import ENDING

@@ -10,24 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.envs import make_env
-from marl_sb3.core.state import StateReader
-from marl_sb3.core.vec_env import (
-    ActionMasks,
-    AgentGroup,
-    BatchedVecEnv,
-    EnvSlot,
-    MaskReader,
-    Options,
-    SlotStep,
-    Stream,
-    SyncVecEnv,
-    VecStep,
-    make_batch,
-    same,
-    spawned,
-    taken,
-)
+from marl_sb3.core.envs.registry import make_env
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.vec_env.batched_vec_env import BatchedVecEnv, make_batch
+from marl_sb3.core.vec_env.interface import Options
+from marl_sb3.core.vec_env.masks import MaskReader
+from marl_sb3.core.vec_env.observations import AgentGroup, same, taken
+from marl_sb3.core.vec_env.seeding import Stream, spawned
+from marl_sb3.core.vec_env.separate_envs import SyncVecEnv
+from marl_sb3.core.vec_env.slot import EnvSlot, SlotStep
+from marl_sb3.core.vec_env.step import ActionMasks, VecStep
 from marl_sb3.doors import ENV_KINDS
 from marl_sb3.errors import CheckpointError, EnvRaisedError, described
 from marl_sb3.extensions.remote.processes.channel import Heartbeat

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from marl_sb3.core.config import counted
-from marl_sb3.core.envs import EnvFactory
-from marl_sb3.core.state import State
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.envs.registry import EnvFactory
+from marl_sb3.core.state.state import State
 from marl_sb3.doors import EnvKind
 from marl_sb3.errors import ConfigError
 from marl_sb3.systems import cores

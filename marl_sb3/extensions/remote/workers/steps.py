@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from marl_sb3.core.vec_env import AgentGroup, StepInfos, VecStep, map_arrays, put, zero_observations
+from marl_sb3.core.vec_env.observations import AgentGroup, map_arrays, put, zero_observations
+from marl_sb3.core.vec_env.step import StepInfos, VecStep
 from marl_sb3.extensions.remote.processes.channel import PAGE
 from marl_sb3.extensions.remote.workers.spec import WorkerSpec
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
-from marl_sb3.wrappers import choices_of
+from marl_sb3.wrappers.observations import choices_of
 
 _LINE = 64  # bytes of a cache line: no array shares one with another
 _FLAGS = ("terminated", "truncated", "to_act", "in_play")

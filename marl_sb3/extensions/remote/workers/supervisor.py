@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.vec_env import AgentLayout, FinalObservations, VecStep, map_arrays, put, taken
+from marl_sb3.core.vec_env.observations import AgentLayout, map_arrays, put, taken
+from marl_sb3.core.vec_env.step import FinalObservations, VecStep
 from marl_sb3.errors import ConfigError, VecEnvOrderError, WorkerError
 from marl_sb3.extensions.remote.processes.channel import Kind, Message, anonymous_file
 from marl_sb3.extensions.remote.processes.fork_server import fork_server

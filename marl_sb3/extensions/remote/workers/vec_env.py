@@ -12,24 +12,14 @@ import numpy as np
 from typing_extensions import override
 
 from marl_sb3 import stacks
-from marl_sb3.core.envs import why_not_batched
-from marl_sb3.core.state import State, StateReader
-from marl_sb3.core.vec_env import (
-    ActionMasks,
-    AgentLayout,
-    FinalObservations,
-    Health,
-    MultiAgentVecEnv,
-    Options,
-    VecEnvRequest,
-    VecStep,
-    first_step,
-    fresh_seed,
-    pack,
-    read_masks,
-    require_same_agents,
-    unpack,
-)
+from marl_sb3.core.envs.registry import why_not_batched
+from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.vec_env.interface import Health, MultiAgentVecEnv, Options, VecEnvRequest
+from marl_sb3.core.vec_env.masks import read_masks
+from marl_sb3.core.vec_env.observations import AgentLayout, require_same_agents
+from marl_sb3.core.vec_env.seeding import fresh_seed
+from marl_sb3.core.vec_env.slot_states import pack, unpack
+from marl_sb3.core.vec_env.step import ActionMasks, FinalObservations, VecStep, first_step
 from marl_sb3.doors import ENV_KINDS
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.remote.processes.messages import pass_on

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from marl_sb3.tools.checkup.checks.values import observed, observed_numbers
 from marl_sb3.tools.checkup.finding import ADVICE, WARNING, Evidence, Seen, check, checksum
 from marl_sb3.types import AgentID
-from marl_sb3.wrappers import policy_actions
+from marl_sb3.wrappers.observations import policy_actions
 
 _LARGE = 10.0  # of an observation, for a network that is made for numbers around 1
 _LARGE_REWARD, _SMALL_REWARD = 100.0, 1e-3

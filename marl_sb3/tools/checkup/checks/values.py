@@ -22,7 +22,8 @@ from marl_sb3.tools.checkup.finding import (
 )
 from marl_sb3.tools.checkup.player import mask_of
 from marl_sb3.types import AgentID, Array
-from marl_sb3.wrappers import choices_of, observation_fault, policy_actions, reward_fault
+from marl_sb3.wrappers.checks import observation_fault, reward_fault
+from marl_sb3.wrappers.observations import choices_of, policy_actions
 
 _TOLERANCE = 1e-5  # of bounds, relative to them: float32 rounds
 _HUGE_INFO = 64 * 1024  # bytes of one agent's infos
@@ -242,7 +243,7 @@ def _mask_faults(evidence: Evidence) -> Iterator[Seen]:
 
 
 def _mask_fault(space: spaces.Space[Any], mask: Any) -> str | None:
-    from marl_sb3.core.vec_env import forbidden_place, forbidden_words, mask_fault  # takes seconds
+    from marl_sb3.core.vec_env.masks import forbidden_place, forbidden_words, mask_fault
 
     choices, array = choices_of(space), as_numbers(mask)
     if choices is None:

@@ -18,7 +18,7 @@ from waiting import is_running, wait_for
 
 from marl_sb3 import make_vec_env
 from marl_sb3.errors import ConfigError, VecEnvOrderError
-from marl_sb3.extensions.remote import ForkServer, fork_server
+from marl_sb3.extensions.remote.processes.fork_server import ForkServer, fork_server
 
 MODULE = "marl_sb3.extensions.remote.workers.server"
 NO_ACTIONS = [np.zeros((2, 2), int)]

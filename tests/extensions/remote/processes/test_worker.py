@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from marl_sb3.extensions.remote import Forker, Heartbeat, Worker, WorkerLostError
-from marl_sb3.extensions.remote.processes.channel import Kind, Message, status_file
+from marl_sb3.extensions.remote.processes.channel import Heartbeat, Kind, Message, status_file
+from marl_sb3.extensions.remote.processes.fork_server import Forker
+from marl_sb3.extensions.remote.processes.worker import Worker, WorkerLostError
 
 
 def test_the_time_in_which_the_machine_sleeps_does_not_count_and_progress_begins_it_anew() -> None:

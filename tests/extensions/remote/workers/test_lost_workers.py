@@ -14,10 +14,10 @@ from crashing_envs import AlwaysFatal, Fatal, Modules, Numbers, Unrepeatable, Un
 from test_workers_vec_env import plain_step, played
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.envs import env_factory
-from marl_sb3.core.metrics import EpisodeTracker
-from marl_sb3.core.vec_env import MultiAgentVecEnv, VecEnvRequest
-from marl_sb3.envs import named_wrappers, wrapping_factory
+from marl_sb3.core.envs.registry import env_factory
+from marl_sb3.core.metrics.episodes import EpisodeTracker
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, VecEnvRequest
+from marl_sb3.envs.gymnasium_wrappers import named_wrappers, wrapping_factory
 from marl_sb3.errors import WorkerError
 from marl_sb3.extensions.remote.workers.vec_env import WorkersVecEnv
 

@@ -14,8 +14,8 @@ from gymnasium import spaces
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env
-from marl_sb3.core.state import StateReader
-from marl_sb3.core.vec_env import MultiAgentVecEnv
+from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.errors import ConfigError, EnvRaisedError, VecEnvOrderError
 from marl_sb3.extensions.remote.processes.messages import WorkerTracebackError
 
