@@ -22,7 +22,7 @@ from typing import Any
 from command_line import add_count, add_names, parser
 from measure import Report, Setting, number, print_table, say
 
-from marl_sb3.core.config.ids import EXTERNAL
+from marl_sb3.core.config.values import EXTERNAL
 from marl_sb3.core.envs.registry import env_factory, make_env
 from marl_sb3.runs.execution import execute
 from marl_sb3.runs.settings import load_config

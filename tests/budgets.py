@@ -27,26 +27,26 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 # Most of each: lines rounded up to a hundred. To raise one needs a commit that names the user who needs it.
 MOST: Mapping[str, int] = {
-    "package: lines": 84_700,
+    "package: lines": 83_500,
     "package: files": 409,
-    "runs, cli, commands, dialects, results: lines": 11_700,
-    "extensions, engine, envs: lines": 34_500,
+    "runs, cli, commands, dialects, results: lines": 11_200,
+    "extensions, engine, envs: lines": 33_900,
     "evaluation, league, callbacks: lines": 5_100,
-    "tools: lines": 14_800,
-    "functions": 5_664,
-    "functions of at most 3 lines": 2_647,
-    "doors": 25,
-    "tests: lines": 66_200,
-    "env step: functions": 66,
-    "env step: files": 20,
-    "update: functions": 65,
-    "update: files": 15,
-    "save: functions": 185,
+    "tools: lines": 14_600,
+    "functions": 5_518,
+    "functions of at most 3 lines": 2_539,
+    "doors": 10,
+    "tests: lines": 66_300,
+    "env step: functions": 64,
+    "env step: files": 19,
+    "update: functions": 59,
+    "update: files": 14,
+    "save: functions": 184,
     "save: files": 35,
-    "load: functions": 485,
-    "load: files": 62,
-    "one setting: functions": 81,
-    "one setting: files": 20,
+    "load: functions": 483,
+    "load: files": 61,
+    "one setting: functions": 36,
+    "one setting: files": 16,
 }
 SLACK = 200  # of a count of lines below its budget: a commit that saves more lowers the budget
 
@@ -55,7 +55,8 @@ def measured() -> dict[str, int]:
     """Return each count that reading the files gives."""
     sources = {path: path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
     lines = {path.relative_to(PACKAGE).as_posix(): text.count("\n") for path, text in sources.items()}
-    counts = {"package: lines": sum(lines.values()), "package: files": len(lines)}
+    stubs = sum(path.read_text(encoding="utf-8").count("\n") for path in PACKAGE.rglob("*.pyi"))
+    counts = {"package: lines": sum(lines.values()) + stubs, "package: files": len(lines)}
     counts |= {f"{group}: lines": 0 for group in GROUPS}
     for name, number in lines.items():
         if group := _group(name, sources[PACKAGE / name]):

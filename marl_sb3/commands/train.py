@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from marl_sb3 import cli
-from marl_sb3.core.config.ids import EXTERNAL
+from marl_sb3.core.config.values import EXTERNAL
 from marl_sb3.errors import ConfigError
 from marl_sb3.output import print_text
 from marl_sb3.startup import require_extra, without_collections

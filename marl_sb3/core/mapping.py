@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from marl_sb3.core.config.ids import require_ids, shown_id
+from marl_sb3.core.config.values import require_ids, shown_id
 from marl_sb3.core.state.state import StateReader, is_plain
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.observations import AgentGroup, ZeroBased

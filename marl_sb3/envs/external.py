@@ -16,8 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.core.config.ids import EXTERNAL
-from marl_sb3.core.config.values import PositiveSeconds, require
+from marl_sb3.core.config.values import EXTERNAL, PositiveSeconds, require
 from marl_sb3.errors import ConfigError, refuse, shown
 from marl_sb3.files.plain_yaml import read_yaml
 from marl_sb3.types import AgentID

@@ -23,7 +23,7 @@ import pettingzoo
 from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 from typing_extensions import override
 
-from marl_sb3.core.config.ids import EXTERNAL
+from marl_sb3.core.config.values import EXTERNAL
 from marl_sb3.core.envs.faults import raise_in_words
 from marl_sb3.core.envs.registry import (
     REGISTERED,

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from marl_sb3.core.acting.actor import Acted, ActingWatcher
-from marl_sb3.core.config.ids import EXTERNAL
-from marl_sb3.core.config.values import counted
+from marl_sb3.core.config.values import EXTERNAL, counted
 from marl_sb3.core.metrics.statistics import SampleStats, sample_stats, share_stats
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.make import make_vec_env

@@ -19,7 +19,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from msgspec import Struct
 
-from marl_sb3.core.config.ids import EXTERNAL, id_fault
+from marl_sb3.core.config.values import EXTERNAL, id_fault
 from marl_sb3.errors import ConfigError, MarlSb3Error, shown
 from marl_sb3.extensions.hub import is_address, is_downloaded, local_folder
 from marl_sb3.extensions.store.checkpoint_folder import RUN_CONFIG, RUNS, checkpoints_of, newest_run, runs_of

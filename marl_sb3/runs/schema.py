@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, NamedTuple, cast, get_type_hints
 
 from msgspec import Meta
 
-from marl_sb3.core.config.ids import require_ids
 from marl_sb3.core.config.settings import ProcessingSettings, section_by_setting
 from marl_sb3.core.config.values import (
     Count,
@@ -25,6 +24,7 @@ from marl_sb3.core.config.values import (
     accepts,
     refusal,
     require,
+    require_ids,
 )
 from marl_sb3.doors import Dialect
 from marl_sb3.errors import ConfigError, shown

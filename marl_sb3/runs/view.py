@@ -6,8 +6,7 @@ import shlex
 import time
 from typing import TYPE_CHECKING
 
-from marl_sb3.core.config.ids import EXTERNAL
-from marl_sb3.core.config.values import counted
+from marl_sb3.core.config.values import EXTERNAL, counted
 from marl_sb3.core.envs.registry import imported_modules
 from marl_sb3.core.sb3.traits import trait
 from marl_sb3.core.training.results import ShowProgress

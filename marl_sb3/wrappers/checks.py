@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.core.config.ids import require_ids
+from marl_sb3.core.config.values import require_ids
 from marl_sb3.core.envs.converted import SingleAgentEnv
 from marl_sb3.core.envs.faults import RAISED, raise_in_words
 from marl_sb3.errors import ConfigError

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from marl_sb3.core.config.ids import require_ids
-from marl_sb3.core.config.values import PositiveInt, require
+from marl_sb3.core.config.values import PositiveInt, require, require_ids
 from marl_sb3.core.envs.converted import BENEATH
 from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.state.fields import (

@@ -23,7 +23,7 @@ import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
-from marl_sb3.core.config.ids import id_fault, shown_id
+from marl_sb3.core.config.values import id_fault, shown_id
 from marl_sb3.core.envs.converted import AGENT as SINGLE_AGENT
 from marl_sb3.core.state.state import MAX_COUNT
 from marl_sb3.errors import CheckpointError, ConfigError, described, install_words, shown

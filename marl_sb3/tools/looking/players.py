@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from marl_sb3.core.acting.by_agent import PolicyBundle, PolicySpaces
-from marl_sb3.core.config.ids import EXTERNAL
+from marl_sb3.core.config.values import EXTERNAL
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.errors import ConfigError, shown
 from marl_sb3.evaluation.opponents import Against, bundle_of, combine_policies, opponent_name, opponents_of

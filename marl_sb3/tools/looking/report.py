@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from marl_sb3.core.config.ids import EXTERNAL
-from marl_sb3.core.config.values import counted
+from marl_sb3.core.config.values import EXTERNAL, counted
 from marl_sb3.core.metrics.names import flatten
 from marl_sb3.core.metrics.statistics import sample_stats
 from marl_sb3.errors import ConfigError, MarlSb3Error

@@ -14,7 +14,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from marl_sb3.core.config.ids import EXTERNAL
+from marl_sb3.core.config.values import EXTERNAL
 from marl_sb3.core.metrics.names import flatten
 from marl_sb3.core.state.checkpoint import Checkpoint, copies
 from marl_sb3.errors import ConfigError, EnvError

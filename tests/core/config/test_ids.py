@@ -12,7 +12,7 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import PPO, MultiAgentAlgorithm, PolicySpec, load_run, make_vec_env
-from marl_sb3.core.config.ids import MAX_ID_BYTES, id_fault
+from marl_sb3.core.config.values import MAX_ID_BYTES, id_fault
 from marl_sb3.core.mapping import policies_that_train, policy_of_agents, resolve_policies
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs.settings import load_config
