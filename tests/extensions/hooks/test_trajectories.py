@@ -706,7 +706,9 @@ FAULTS: Mapping[str, tuple[Any, str, str]] = {
     "no value of what is dropped": (TrajectoryRewriter._rewrite, "np.float32(buffer.gamma) *", "0 *"),
     "returns run over gaps": (TrajectoryRewriter._rewrite, "~keep[:-1]], row] = True", "~keep[:-1]], row] = False"),
     "returns run on after a dropped end": (TrajectoryRewriter.rewrite, "stops[row] = True", "pass"),
-    "the first transitions are the known ones": (TrajectoryRewriter.rewrite, "len(lines) - len(own)", "0"),
+    "steps of the first env": (
+        TrajectoryRewriter.before_step, "self._envs[row // agents].number", "self._envs[0].number"
+    ),
     "carried ones begin anew": (TrajectoryRewriter.begin_rollout, "turns[-1:] if", "[] if"),
     "carried ones are forgotten": (TrajectoryRewriter.rewrite, "turns[-1:] if carried is not None and", "[] if 0 and"),
     "gaps are joined": (TrajectoryRewriter._show_held, "experience.break_returns(of_row)", "pass"),
