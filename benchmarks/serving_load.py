@@ -56,8 +56,10 @@ SETTING = Setting(
 OURS = """
 import gc
 import sys
-from marl_sb3.runs import SavedRun
-from marl_sb3.tools.serving import Api, Limits, Listening, Predictor
+from marl_sb3.runs.run import SavedRun
+from marl_sb3.tools.serving import Limits, Listening
+from marl_sb3.tools.serving.api import Api
+from marl_sb3.tools.serving.predictor import Predictor
 
 folder, port, side = sys.argv[1:]
 api = Api(

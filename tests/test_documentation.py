@@ -84,11 +84,11 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-    from marl_sb3 import evaluation
     from marl_sb3.envs import compiled
+    from marl_sb3.evaluation import playing
     from marl_sb3.extensions.data import estimators
     from marl_sb3.runs import building, jobs
-    from marl_sb3.tools import checkup
+    from marl_sb3.tools.checkup import api as checkup
     from marl_sb3.tools.tuning import api, workers
     from marl_sb3.tools.tuning.search import Search
 
@@ -111,7 +111,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
         compiled, "require_same", lambda env, steps, **more: compare(env, min(steps, MOST_COMPARED), **more)
     )
 
-    count = evaluation.episodes_of_env
+    count = playing.episodes_of_env
     for module in ("evaluation.playing", "runs.evaluate"):
         name = f"marl_sb3.{module}.episodes_of_env"
         monkeypatch.setattr(name, lambda *given: min(count(*given), MOST_EPISODES))

@@ -108,5 +108,5 @@ def _bytes(size: int | str) -> int:
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", str(size).strip().upper())
     number = int(float(parts[1]) * _UNITS[parts[2]]) if parts else 0
     if number < 1 or isinstance(size, (bool, float)):
-        refuse("record_limit", size, "a size, such as 500MB or 2GB, or bytes")
+        refuse("the limit of the recording", size, "a size, such as 500MB or 2GB, or bytes", "record_limit")
     return number

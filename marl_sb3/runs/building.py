@@ -76,7 +76,7 @@ def env_settings(config: TrainConfig, n_envs: int | None = None) -> dict[str, An
     settings = dict(zip(_OF_ENVS, attrgetter(*_OF_ENVS)(config), strict=True))
     if n_envs is not None and n_envs < config.n_envs and isinstance(config.n_workers, int):
         settings["n_workers"] = min(config.n_workers, n_envs)
-    for name in settings.keys() & config.env_kwargs.keys():
+    for name in filter(config.env_kwargs.__contains__, _OF_ENVS):
         words = "the argument of the env has the name of a setting; accepted: other names, as a factory around the env"
         raise ConfigError(f"env.{name}: {words} can give it", key=f"env.{name}")
     return {**settings, **config.env_kwargs}
@@ -292,8 +292,9 @@ def check_device(device: str) -> None:
 
 def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAlgorithm:
     policy_ids = resolve_policies(config.policies, env.agents)
-    for policy_id in config.policy_settings.keys() - set(policy_ids):
-        _refuse_unknown(policy_id, config.policy_settings[policy_id], policy_ids, env)
+    for policy_id, settings in config.policy_settings.items():
+        if policy_id not in policy_ids:
+            _refuse_unknown(policy_id, settings, policy_ids, env)
     _require_unambiguous([source.path for source in config.sources.values()], policy_ids)
     mapping = _mapping(config.mapping, policy_ids, config.agents, env, are_listed=not isinstance(config.policies, str))
     if config.league.is_on:
@@ -397,7 +398,7 @@ def _mapping(
     Raises:
         ConfigError: it does not fit the policies or the env.
     """
-    listed = _policy_of_listed(agents) or None
+    listed = _policy_of_listed({each: agents[each] for each in policy_ids if each in agents}) or None
     if given is None:
         return listed
     mapping: Any

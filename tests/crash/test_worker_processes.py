@@ -18,7 +18,7 @@ import os, sys, time
 sys.path[:0] = {path!r}
 from crashing_envs import Asleep, Numbers, Parent
 from marl_sb3.stacks import stacks_on_signal
-from marl_sb3.core.vec_env import make_vec_env
+from marl_sb3.core.vec_env.make import make_vec_env
 import numpy as np
 vec = make_vec_env({env}, n_envs=2, n_workers=2, worker_timeout_s=100)
 vec.reset()

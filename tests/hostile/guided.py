@@ -49,18 +49,20 @@ def messages(_: Path) -> tuple[Reader, list[bytes]]:
     from bases import ManySpaces
 
     from marl_sb3 import MaskablePPO, MultiAgentAlgorithm, PolicySpec, RecurrentPPO, make_vec_env
-    from marl_sb3.evaluation import Command
+    from marl_sb3.evaluation.session import ViewerCommand
     from marl_sb3.tools.serving.api import read_request
     from marl_sb3.tools.serving.external import ExternalApi, StepMessage
     from marl_sb3.tools.serving.guard import Limits, read_message
-    from marl_sb3.tools.serving.predictor import Served
+    from marl_sb3.tools.serving.predictor import ServedPolicies
 
     policies = {
         "walker": PolicySpec(RecurrentPPO, "MultiInputLstmPolicy", policy_kwargs={"lstm_hidden_size": 4}),
         "chooser": PolicySpec(MaskablePPO, "MultiInputPolicy"),
     }
     env = make_vec_env(ManySpaces, n_envs=1, seed=0)
-    served = Served(MultiAgentAlgorithm(env, policies, n_steps=8, batch_size=8, seed=0).bundle(), 0, b"", "", 0.0, 0.0)
+    served = ServedPolicies(
+        MultiAgentAlgorithm(env, policies, n_steps=8, batch_size=8, seed=0).bundle(), 0, b"", "", 0.0, 0.0
+    )
     seen_by_all = {
         "kind": "Dict",
         "spaces": {
@@ -76,7 +78,7 @@ def messages(_: Path) -> tuple[Reader, list[bytes]]:
     readers: list[Reader] = [
         lambda body: read_request(body, served, Limits()),
         lambda body: external._report(read_message(body, StepMessage, "the body is no report of a step")),
-        lambda body: read_message(body, Command, "no command"),
+        lambda body: read_message(body, ViewerCommand, "no command"),
     ]
     seen = {"place": [0.5, -1e3], "kind": 4, "flags": [0, 1, 1]}
     state = [[[0.0] * 4]] * 4

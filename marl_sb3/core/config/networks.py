@@ -44,9 +44,9 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "NatureCNN": f"{_EXTRACTORS}:NatureCNN",
         "CombinedExtractor": f"{_EXTRACTORS}:CombinedExtractor",
         "mlp": "marl_sb3.core.policies:MlpFeatures",
-        "attention": f"{_OWN_EXTRACTORS}:AttentionFeatures",
-        "deep_sets": f"{_OWN_EXTRACTORS}:DeepSetsFeatures",
-        "set_attention": f"{_OWN_EXTRACTORS}:SetAttentionFeatures",
+        "attention": f"{_OWN_EXTRACTORS}.attention:AttentionFeatures",
+        "deep_sets": f"{_OWN_EXTRACTORS}.sets:DeepSetsFeatures",
+        "set_attention": f"{_OWN_EXTRACTORS}.sets:SetAttentionFeatures",
     },
 }
 

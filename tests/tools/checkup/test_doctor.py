@@ -19,25 +19,24 @@ from healthy import Healthy
 from marl_sb3 import doctor, make_vec_env
 from marl_sb3.core import vec_env
 from marl_sb3.core.envs.registry import env_factory
-from marl_sb3.tools import checkup
-from marl_sb3.tools.checkup import probes
+from marl_sb3.tools.checkup import api, probes
 from marl_sb3.tools.checkup.finding import Evidence
 from marl_sb3.tools.checkup.fit import fitting
 from marl_sb3.tools.checkup.player import EnvUnderTest, Job
 
-EXAMINE = checkup.examine
+EXAMINE = api.examine
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Examine in this process, and do not measure."""
-    examine = checkup.examine
+    examine = api.examine
 
     def here(env: Any, settings: Any, *, on_call: Callable[[str], None], **options: Any) -> Any:
         on_call("episode 0, step 1")
         return examine(env, settings, **options, isolated=False, measure_s=0.0)
 
-    monkeypatch.setattr(checkup, "examine", here)
+    monkeypatch.setattr(api, "examine", here)
 
 
 def run(factory: type, *arguments: str) -> int:
@@ -92,7 +91,7 @@ def test_an_env_is_examined_in_its_wrappers(
     wrapper = "env_wrapper=gymnasium.wrappers.TimeAwareObservation"
     assert run(Healthy, "--set", wrapper) == 2
     assert "env_wrapper: the env is a Healthy; accepted: a Gymnasium env" in capsys.readouterr().err
-    monkeypatch.setattr(checkup, "examine", partial(EXAMINE, measure_s=0.01))
+    monkeypatch.setattr(api, "examine", partial(EXAMINE, measure_s=0.01))
     assert doctor.main(["CartPole-v1", "--steps", "30", "--set", wrapper]) == 0
     shown = capsys.readouterr().out
     assert "(5,)" in shown
