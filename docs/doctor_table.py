@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 
 from marl_sb3.errors import MarlSb3Error
-from marl_sb3.tools.checkup.api import examine
-from marl_sb3.tools.checkup.finding import Report, Severity
+from marl_sb3.tools.examining.api import examine
+from marl_sb3.tools.examining.finding import Report, Severity
 
 ENVS = (
     *("arena", "waterworld"),

@@ -21,8 +21,8 @@ from marl_sb3.cli import COMMANDS, documented
 from marl_sb3.extensions.dialects.table import COUNTERPARTS, LATER, NAMES, NETWORK, PAGE, PARTS, in_yaml
 from marl_sb3.extensions.fast.builtin import ALGORITHMS
 from marl_sb3.runs.schema import SECTIONS, TrainConfig
-from marl_sb3.tools.checkup.checks import CHECKS
-from marl_sb3.tools.checkup.finding import Severity
+from marl_sb3.tools.examining.checks import CHECKS
+from marl_sb3.tools.examining.finding import Severity
 
 HERE = Path(__file__).parent
 

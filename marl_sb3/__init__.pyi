@@ -64,13 +64,13 @@ from .runs.imitate import imitate as imitate
 from .runs.run import Run as Run
 from .runs.run import load_run as load_run
 from .runs.train import train as train
-from .tools.checkup.api import examine as examine
-from .tools.looking.comparison import Comparison as Comparison
-from .tools.looking.comparison import compare as compare
-from .tools.looking.matching import Match as Match
-from .tools.looking.matching import match as match
+from .tools.examining.api import examine as examine
 from .tools.serving.client import PolicyClient as PolicyClient
 from .tools.tuning.api import tune as tune
 from .tools.tuning.study import TuneStudy as TuneStudy
+from .tools.viewing.comparison import Comparison as Comparison
+from .tools.viewing.comparison import compare as compare
+from .tools.viewing.matching import Match as Match
+from .tools.viewing.matching import match as match
 
 __version__: str

@@ -27,7 +27,7 @@ from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.extensions.fast.builtin import ALGORITHMS
 from marl_sb3.runs.settings import load_config
 from marl_sb3.runs.start import prepare
-from marl_sb3.tools.checkup.checks import CHECKS
+from marl_sb3.tools.examining.checks import CHECKS
 
 MOST_ENV_STEPS = 500  # of a training; an iteration or an update that is due is finished
 UPDATES = 20  # env steps after `learning_starts` in a training with a replay buffer
@@ -88,7 +88,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from marl_sb3.evaluation import playing
     from marl_sb3.extensions.data import estimators
     from marl_sb3.runs import building, jobs
-    from marl_sb3.tools.checkup import api as checkup
+    from marl_sb3.tools.examining import api as checkup
     from marl_sb3.tools.tuning import api, workers
     from marl_sb3.tools.tuning.search import Search
 

@@ -64,11 +64,11 @@ EXTENSIONS = (
 )
 TOOLS = (
     "tools.benchmarking",
-    "tools.checkup",
-    "tools.looking",
+    "tools.examining",
+    "tools.viewing",
     "tools.publishing",
     "tools.serving",
-    "tools.starting",
+    "tools.scaffolding",
     "tools.tuning",
 )
 COMMANDS = (
@@ -194,8 +194,8 @@ def test_an_import_from_above_or_from_beside_is_found() -> None:
     assert refused("marl_sb3.extensions.data.store", lazily) == ["marl_sb3.extensions.fast.ppo"]
     assert refused("marl_sb3.extensions.fast.coverage", lazily) == []
     assert refused("marl_sb3.runs.building", lazily) == []
-    beside = imports_of("from marl_sb3.tools.looking import stages\n")
-    assert refused("marl_sb3.tools.tuning.study", beside) == ["marl_sb3.tools.looking.stages"]
+    beside = imports_of("from marl_sb3.tools.viewing import stages\n")
+    assert refused("marl_sb3.tools.tuning.study", beside) == ["marl_sb3.tools.viewing.stages"]
 
 
 def test_imports_for_type_checkers_are_free() -> None:
@@ -222,8 +222,8 @@ def test_names_are_imported_from_the_modules_that_define_them(imports: dict[str,
 
 def test_a_name_through_a_face_is_found() -> None:
     found = imports_of("from marl_sb3.evaluation import play_episodes\nfrom marl_sb3.runs.run import Run\n")
-    assert around_modules({"marl_sb3.tools.looking.matching": found}) == [
-        ("marl_sb3.tools.looking.matching", "play_episodes")
+    assert around_modules({"marl_sb3.tools.viewing.matching": found}) == [
+        ("marl_sb3.tools.viewing.matching", "play_episodes")
     ]
 
 

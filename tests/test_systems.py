@@ -29,9 +29,9 @@ PACKAGE = ROOT / "marl_sb3"
 ALLOWED = {
     "extensions/remote": None,
     "systems.py": None,
-    "tools/looking/stages.py": {"import termios", "import tty", "os.tcgetpgrp", "os.getpgrp"},
+    "tools/viewing/stages.py": {"import termios", "import tty", "os.tcgetpgrp", "os.getpgrp"},
     "stacks.py": {"faulthandler.register", "faulthandler.unregister"},
-    "tools/checkup/api.py": {"os.pread"},
+    "tools/examining/api.py": {"os.pread"},
     "core/learners/learner.py": {"os.sched_getaffinity"},
 }
 # There, but otherwise: a file in use is not replaced, SIGTERM ends at once, nothing is forked.

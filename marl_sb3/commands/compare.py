@@ -11,7 +11,7 @@ from marl_sb3.output import print_text
 
 if TYPE_CHECKING:
     from marl_sb3.extensions.display.page import Page
-    from marl_sb3.tools.looking.comparison import Comparison
+    from marl_sb3.tools.viewing.comparison import Comparison
 
 _LONGEST_WHOLE = 40  # characters of a setting that is never folded in a table
 _GAP = 2  # characters between columns
@@ -51,7 +51,7 @@ def main(
     from marl_sb3.errors import ConfigError
     from marl_sb3.results.drawing import require_drawable
     from marl_sb3.results.records import RETURN
-    from marl_sb3.tools.looking.comparison import compare
+    from marl_sb3.tools.viewing.comparison import compare
 
     if out is not None:
         require_drawable(out, [".html"])
@@ -85,7 +85,7 @@ def _print(found: "Comparison") -> None:
     from rich.table import Table
 
     from marl_sb3.extensions.display.screen import standard_console
-    from marl_sb3.tools.looking.comparison import summary, tables
+    from marl_sb3.tools.viewing.comparison import summary, tables
 
     console = standard_console()
     for of_settings, (head, rows) in zip((False, False, True), tables(found), strict=True):
@@ -110,7 +110,7 @@ def _page(found: "Comparison") -> "Page":
     """Make the page of a comparison: verdict, curves, performance profiles, settings."""
     from marl_sb3.extensions.display.page import Page, note, table
     from marl_sb3.results.drawing import with_notes
-    from marl_sb3.tools.looking.comparison import summary, tables
+    from marl_sb3.tools.viewing.comparison import summary, tables
 
     page = Page(f"{found.figure.title}: {' against '.join(sample.label for sample in found.samples)}")
     (head, rows), (pairs_head, pairs), settings = tables(found)

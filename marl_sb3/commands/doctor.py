@@ -51,7 +51,7 @@ def main(
     if named is None:
         raise ConfigError("ENV is missing; accepted: an env id, such as arena or my_module:MyEnv", key="env")
     from marl_sb3.extensions.display.screen import standard_console
-    from marl_sb3.tools.checkup.api import examine
+    from marl_sb3.tools.examining.api import examine
 
     with standard_console(stderr=True).status("playing") as status:  # shows nothing but in a terminal
         report = examine(
@@ -67,7 +67,7 @@ def main(
     if as_json:
         print_text(json.dumps(report.to_plain(), allow_nan=False))
     else:
-        from marl_sb3.tools.checkup.show import print_report
+        from marl_sb3.tools.examining.show import print_report
 
         print_report(standard_console(), report, given, verbose=bool(verbosity))
     return EXIT_DONE if report.is_healthy else EXIT_FAILED

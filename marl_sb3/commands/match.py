@@ -78,8 +78,8 @@ def main(options: MatchOptions) -> int:
     if options.stochastic and options.deterministic:
         raise ConfigError("--stochastic and --deterministic are given; accepted: one of them", key="--stochastic")
     with without_collections():
-        from marl_sb3.tools.looking.match_page import require_writable, show_match
-        from marl_sb3.tools.looking.matching import match
+        from marl_sb3.tools.viewing.match_page import require_writable, show_match
+        from marl_sb3.tools.viewing.matching import match
 
     if options.out is not None:
         require_writable(options.out)

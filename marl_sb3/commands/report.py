@@ -36,7 +36,7 @@ def main(
 ) -> int:
     """Write the page or the table; returns the exit code."""
     with without_collections():
-        from marl_sb3.tools.looking.report import html_page, markdown, read_runs
+        from marl_sb3.tools.viewing.report import html_page, markdown, read_runs
 
     accepted = (".md",) if as_markdown else (".html", ".htm")
     if out is not None and (out.suffix.lower() not in accepted or out.is_dir()):

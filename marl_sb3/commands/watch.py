@@ -149,7 +149,7 @@ def main(options: WatchOptions) -> int:
     """Show the episodes; returns the exit code."""
     options.require_accepted()
     with without_collections():
-        from marl_sb3.tools.looking.watching import watch
+        from marl_sb3.tools.viewing.watching import watch
     plan, title = plan_of(options)
     watch(plan, title, options.episodes, fps=options.fps, place=options.view).print(title)
     return cli.EXIT_DONE

@@ -89,12 +89,12 @@ KNOWN = {
         "claim.open": "makes a file that is not there",
         **dict.fromkeys(("file.unlink", "training.beside('processor.json').unlink", "each.unlink"), "by names of ours"),
     },
-    "tools/looking/matching.py": {"msgspec.json.decode": "what `read_regular` has read; ConfigError for all it raises"},
-    "tools/looking/report.py": {"yaml.safe_load": "text of this process"},
+    "tools/viewing/matching.py": {"msgspec.json.decode": "what `read_regular` has read; ConfigError for all it raises"},
+    "tools/viewing/report.py": {"yaml.safe_load": "text of this process"},
     "tools/serving/client.py": {"json.loads": "an answer of the server that the user has named"},
     "tools/serving/guard.py": {"msgspec.json.decode": "a body within its limits; refused for all that it raises"},
     "tools/serving/predictor.py": {"exported.path.read_bytes": "in a temporary folder"},
-    "tools/starting/project.py": {
+    "tools/scaffolding/project.py": {
         "(_TEMPLATES / f'{kind}{template}').read_text": "a file of the package",
         "(folder / file).write_text": "in a folder that this call has made",
     },

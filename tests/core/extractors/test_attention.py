@@ -152,7 +152,7 @@ def test_each_frame_is_one_observation(name: str) -> None:
     assert extractor.features_dim == 8 + numbers
     algorithm.train_iteration()
     learner = algorithm.parts.learners["p"]
-    seen = preprocess_obs(th.as_tensor(learner.buffer.observations[:, 0]), policy.observation_space)
+    seen = preprocess_obs(th.as_tensor(learner.buffer.observations[:2]), policy.observation_space)  # of one agent
     frames, behind = extractor._split(seen)
     assert frames.shape == (2, 3, int(np.prod(shape[:-1])), shape[-1]) if len(shape) < 3 else (2, 3, *shape)
     filling = th.zeros(frames.shape[2:])

@@ -1,1 +1,0 @@
-"""Looking at runs: comparisons, reports, hints on what went wrong, and episodes played on a screen."""

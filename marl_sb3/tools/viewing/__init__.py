@@ -1,0 +1,1 @@
+"""Runs as people view them: comparisons, reports, hints on what went wrong, and episodes played on a screen."""
