@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from pettingzoo import AECEnv, ParallelEnv
 from typing_extensions import override
 
 from marl_sb3.core.envs.converted import BENEATH, SingleAgentEnv, resize
@@ -142,7 +143,7 @@ class GymnasiumKind(EnvKind):
 
     @override
     def recognises(self, env: Any) -> bool:
-        return isinstance(env, gymnasium.Env)
+        return isinstance(env, gymnasium.Env) and not isinstance(env, (ParallelEnv, AECEnv))
 
     @override
     def as_parallel(self, env: Any) -> SingleAgentEnv:

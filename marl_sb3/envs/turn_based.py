@@ -124,7 +124,7 @@ class TurnBasedKind(EnvKind):
 
     @override
     def recognises(self, env: Any) -> bool:
-        return isinstance(env, AECEnv)
+        return isinstance(env, AECEnv) and not isinstance(env, ParallelEnv)
 
     @override
     def as_parallel(self, env: AECEnv) -> ParallelEnv:

@@ -12,8 +12,8 @@ import numpy as np
 import pettingzoo
 import pytest
 from gymnasium import spaces
-from gymnasium.wrappers import OrderEnforcing
-from pettingzoo import ParallelEnv
+from gymnasium.wrappers import OrderEnforcing, RecordEpisodeStatistics
+from pettingzoo import AECEnv, ParallelEnv
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 from supersuit import black_death_v3, pettingzoo_env_to_vec_env_v1
@@ -21,10 +21,10 @@ from test_rllib_envs import Echo
 from test_tuples import Pair
 from toy_envs import ScriptedEnv
 
-from marl_sb3 import make_vec_env
+from marl_sb3 import make_vec_env, register_env
 from marl_sb3.core.envs.converted import SingleAgentEnv
-from marl_sb3.core.envs.registry import env_factory, make_env
-from marl_sb3.doors import ENV_KINDS, EnvKind
+from marl_sb3.core.envs.registry import REGISTERED, env_factory, make_env
+from marl_sb3.doors import ENV_FINDERS, ENV_KINDS, EnvKind
 from marl_sb3.envs import tuples
 from marl_sb3.errors import ConfigError
 
@@ -244,6 +244,37 @@ def test_the_kind_that_was_added_last_is_asked_first() -> None:
     ENV_KINDS.add("lakes", Lakes())
     assert isinstance(make_env(lake, 0, {}), DialEnv)
     ENV_KINDS.remove("lakes")
+
+
+class Parallel(ParallelEnv, gymnasium.Env):  # type: ignore[type-arg,misc]
+    """A `ParallelEnv` that is a `gymnasium.Env`, too."""
+
+
+class OfTwoLibraries(ParallelEnv, AECEnv):  # type: ignore[type-arg,misc]
+    """A `ParallelEnv` that is an `AECEnv`, too."""
+
+
+@pytest.mark.parametrize("env", [Parallel(), OfTwoLibraries()])
+def test_a_parallel_env_stays_one_whatever_else_it_is(env: ParallelEnv) -> None:
+    assert make_env(lambda: env, 0, {}) is env
+
+
+def test_agents_in_tuples_are_several_below_a_wrapper_that_counts_too() -> None:
+    vec = make_vec_env(lambda: OrderEnforcing(RecordEpisodeStatistics(Pair())))
+    assert vec.agents == ("agent_0", "agent_1")
+
+
+class OldFinder:
+    """A finder that is derived from nothing."""
+
+    find = staticmethod(lambda env_id: None)
+
+
+def test_a_finder_needs_no_base_class() -> None:
+    ENV_FINDERS.add("old", OldFinder())  # type: ignore[arg-type]
+    register_env("zz", ScriptedEnv)
+    ENV_FINDERS.remove("old")
+    assert REGISTERED.pop("zz") is ScriptedEnv
 
 
 def test_what_is_of_no_kind_is_refused_with_the_kinds_that_are_there() -> None:

@@ -35,7 +35,7 @@ def register_env(name: str, factory: EnvFactory) -> None:
     Raises:
         ConfigError: a built-in env has this name, or the factory cannot be called.
     """
-    if any(name in finder.reserved for finder in ENV_FINDERS):
+    if any(name in getattr(finder, "reserved", ()) for finder in ENV_FINDERS):
         raise ConfigError(f"the env id {name!r} is built in; choose another name", key="env")
     if not callable(factory):
         raise ConfigError(f"the factory of env {name!r} is {factory!r}, which cannot be called", key="env")

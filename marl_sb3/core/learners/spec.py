@@ -326,7 +326,7 @@ def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, defaults: Map
     for dialect in DIALECTS:
         if explained := dialect.explain(name):
             return explained
-    of_runs = [setting for dialect in DIALECTS for setting in dialect.of_runs]
+    of_runs = [setting for dialect in DIALECTS for setting in getattr(dialect, "of_runs", ())]
     if name in of_runs:
         return f"{name!r} is a setting of the whole run, which policies share; accepted: {name} without a policy"
     close = did_you_mean(name, [*defaults, *section_by_setting(), *of_runs], 3)

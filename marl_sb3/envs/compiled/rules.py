@@ -73,6 +73,8 @@ class CompiledRules:
             raise ConfigError("compiled rules: accepted: `step` and `observe`, or `run`")
         if self.start is not None and self.run:
             raise ConfigError("compiled rules: `start` is given; accepted: beside `step` and `observe`")
+        if self.begin is not None and self.start is not None:
+            raise ConfigError("compiled rules: `begin` and `start` are given; accepted: one of them")
         if self.begin is None and not (self.start or self.run):
             raise ConfigError("compiled rules: nothing begins episodes; accepted: `begin`, `start` or `run`")
         if self.allow is not None and (self.run or isinstance(self.spaces_of(self.agents[0])[1], spaces.Box)):

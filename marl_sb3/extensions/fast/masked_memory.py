@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -39,12 +40,15 @@ _FORBIDDEN = -1e8  # the logit of a forbidden action, as in sb3-contrib: its pro
 # --- Policies --------------------------------------------------------------------------------------------------------
 
 
-def _taking_masks(method: Callable[..., Any]) -> Any:
-    """Let a method of a policy take action masks besides."""
+def _taking_masks(name: str) -> Any:
+    """Let a method of the base classes take action masks besides, as its last argument."""
+    most = len(inspect.signature(getattr(RecurrentActorCriticPolicy, name)).parameters) - 1
 
     def masked(self: Any, *arguments: Any, action_masks: Any = None, **settings: Any) -> Any:
+        if len(arguments) > most:
+            *arguments, action_masks = arguments  # type: ignore[assignment]
         with self._masked(action_masks):
-            return method(self, *arguments, **settings)
+            return getattr(super(MaskableMemoryPolicy, self), name)(*arguments, **settings)
 
     return masked
 
@@ -86,10 +90,10 @@ class MaskableMemoryPolicy(MemoryPolicy):
         distribution: Any = self.action_dist
         return distribution.proba_distribution(action_logits=logits)
 
-    forward = _taking_masks(RecurrentActorCriticPolicy.forward)
-    get_distribution = _taking_masks(RecurrentActorCriticPolicy.get_distribution)
-    evaluate_actions = _taking_masks(RecurrentActorCriticPolicy.evaluate_actions)
-    predict = _taking_masks(RecurrentActorCriticPolicy.predict)
+    forward = _taking_masks("forward")
+    get_distribution = _taking_masks("get_distribution")
+    evaluate_actions = _taking_masks("evaluate_actions")
+    predict = _taking_masks("predict")
 
 
 class MaskableMemoryCnnPolicy(MaskableMemoryPolicy, RecurrentActorCriticCnnPolicy):

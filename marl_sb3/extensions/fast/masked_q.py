@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -85,26 +85,36 @@ class WithMasks(TransitionBuffer):
         return super()._get_virtual_samples(batch_indices, env_indices, env)  # type: ignore[misc]
 
 
-def with_columns(mixin: type[TransitionBuffer], stock: type[TransitionBuffer], *names: str) -> type[TransitionBuffer]:
-    """Return a replay buffer that has the columns of a mixin, too."""
-    members = {"names": (*stock.names, *names), "__doc__": mixin.__doc__, "__module__": mixin.__module__}
-    return type(f"{mixin.__name__}{stock.__name__}", (mixin, stock), members)
+def with_columns(
+    name: str, mixin: type[TransitionBuffer], stock: type[TransitionBuffer], *columns: str
+) -> type[TransitionBuffer]:
+    """Return a replay buffer that has the columns of a mixin, too.
+
+    Args:
+        name: of the class, under which the module of the mixin has it: `save_replay_buffer` pickles it by this name.
+    """
+    members = {"names": (*stock.names, *columns), "__doc__": mixin.__doc__, "__module__": mixin.__module__}
+    return type(name, (mixin, stock), members)
+
+
+MaskedReplayBuffer = with_columns("MaskedReplayBuffer", WithMasks, TransitionReplayBuffer, "next_masks")
+MaskedDictReplayBuffer = with_columns("MaskedDictReplayBuffer", WithMasks, TransitionDictReplayBuffer, "next_masks")
+MaskedNStepBuffer = with_columns("MaskedNStepBuffer", WithMasks, NStepBuffer, "next_masks")
+MaskedNStepDictBuffer = with_columns("MaskedNStepDictBuffer", WithMasks, NStepDictBuffer, "next_masks")
+MaskedCompactBuffer = with_columns("MaskedCompactBuffer", WithMasks, CompactBuffer, "next_masks")
+MaskedHindsightBuffer = with_columns("MaskedHindsightBuffer", WithMasks, HindsightBuffer, "next_masks")
 
 
 # --- Algorithms ------------------------------------------------------------------------------------------------------
-
-
-_STOCK: Sequence[type[TransitionBuffer]] = (
-    *(TransitionReplayBuffer, TransitionDictReplayBuffer, NStepBuffer, NStepDictBuffer),
-    *(CompactBuffer, HindsightBuffer),
-)
 
 
 class MaskedQLearning(LearnsInTrainings, QLearning):
     """A base class in front of DQN or QR-DQN: no forbidden action is taken, or counts as the best one of a target."""
 
     replay_buffers: ClassVar[Mapping[type[TransitionBuffer], type[TransitionBuffer]]] = {
-        stock: with_columns(WithMasks, stock, "next_masks") for stock in _STOCK
+        **{TransitionReplayBuffer: MaskedReplayBuffer, TransitionDictReplayBuffer: MaskedDictReplayBuffer},
+        **{NStepBuffer: MaskedNStepBuffer, NStepDictBuffer: MaskedNStepDictBuffer},
+        **{CompactBuffer: MaskedCompactBuffer, HindsightBuffer: MaskedHindsightBuffer},
     }
 
     def acting_kernels(self) -> Any:

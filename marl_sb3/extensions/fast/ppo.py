@@ -86,25 +86,31 @@ class PPO(FusedOnPolicy, FusedRollouts, stable_baselines3.PPO):
         draw, evaluate, parameters = (
             minibatches_on(self.device, self.rollout_buffer),
             policy.evaluate_actions,
-            list(policy.parameters()),
+            policy.parameters,
         )
         found: dict[str, list[th.Tensor]] = {"gradients_global_norm": [], "vf_loss_unclipped": []}
         latest: list[Any] = [None]
+        is_evaluated = [False]  # whether the policy has evaluated the minibatch, whose gradients are clipped next
 
         def get(batch_size: int) -> Iterator[Any]:
             for latest[0] in draw(batch_size):
+                is_evaluated[0] = False
                 yield latest[0]
 
-        def evaluate_actions(*arguments: Any) -> Any:
-            values, log_probs, entropy = evaluate(*arguments)
+        def evaluate_actions(*arguments: Any, **settings: Any) -> Any:
+            values, log_probs, entropy = evaluate(*arguments, **settings)
             if self.clip_range_vf is not None:
                 found["vf_loss_unclipped"].append(F.mse_loss(latest[0].returns, values.detach().flatten()))
+            is_evaluated[0] = True
             return values, log_probs, entropy
 
-        def with_gradients() -> Iterable[th.Tensor]:  # asked for when these are about to be clipped
-            gradients = [each.grad for each in parameters if each.grad is not None]
-            found["gradients_global_norm"].append(th.nn.utils.get_total_norm(gradients))
-            return parameters
+        def with_gradients(*arguments: Any, **settings: Any) -> Iterator[th.nn.Parameter]:
+            if is_evaluated[0]:  # SB3 asks for the parameters when their gradients are about to be clipped
+                is_evaluated[0] = False
+                gradients = [each.grad for each in parameters() if each.grad is not None]
+                found["gradients_global_norm"].append(th.nn.utils.get_total_norm(gradients))
+            of_policy: Iterator[th.nn.Parameter] = parameters(*arguments, **settings)
+            return of_policy
 
         own = (self.rollout_buffer, "get", get), (policy, "evaluate_actions", evaluate_actions)
         with replaced_methods(*own, (policy, "parameters", with_gradients)):

@@ -167,9 +167,9 @@ class OfTeams(WithMasks):
         return self.to_torch(of_teams[:, : self.state_size])
 
 
-TeamReplayBuffer, TeamDictReplayBuffer = (
-    with_columns(OfTeams, stock, "next_masks", "present")
-    for stock in (TransitionReplayBuffer, TransitionDictReplayBuffer)
+TeamReplayBuffer = with_columns("TeamReplayBuffer", OfTeams, TransitionReplayBuffer, "next_masks", "present")
+TeamDictReplayBuffer = with_columns(
+    "TeamDictReplayBuffer", OfTeams, TransitionDictReplayBuffer, "next_masks", "present"
 )
 
 

@@ -141,14 +141,15 @@ class _Noted:
         self.experience: Any = experience
         self.turns: list[list[_Turn]] = [[] for _ in range(rows)]
         # Transitions that are over and wait for the end of their episode, before they go into a replay buffer.
-        self.held: list[list[Transitions]] = [[] for _ in range(rows)]
+        self.held: dict[int, list[Transitions]] = {}  # in the order in which rows were first held
         self.holds = isinstance(experience, ReplayExperience)
         # Rows whose episode began before the hook; such an episode goes into the replay buffer as it is.
         self.unseen: BoolArray = ~experience.actor.starts & self.holds
 
     def clear(self, row: int) -> None:
         """Forget the transitions of a row."""
-        self.turns[row], self.held[row] = [], []
+        self.turns[row] = []
+        self.held.pop(row, None)
 
 
 class TrajectoryRewriter(ActingWatcher):
@@ -184,7 +185,7 @@ class TrajectoryRewriter(ActingWatcher):
     def release(self, experience: Experience) -> None:
         """Record all that is held as it is: there is no hook any more."""
         noted = self._noted.pop(experience.actor.rows.policy_id)
-        for transition in (each for held in noted.held for each in held):
+        for transition in (each for held in noted.held.values() for each in held):
             noted.experience.record(transition)
 
     # --- Steps -------------------------------------------------------------------------------------------------------
@@ -277,9 +278,9 @@ class TrajectoryRewriter(ActingWatcher):
         noted = self._noted[experience.actor.rows.policy_id]
         for row in np.flatnonzero(rows).tolist():
             turns, number = noted.turns[row], self._envs[row // len(experience.actor.rows.agents)].number
-            lost = turns.pop() if turns and turns[-1].end < 0 and len(turns) > len(noted.held[row]) else None
+            lost = turns.pop() if turns and turns[-1].end < 0 and len(turns) > len(noted.held.get(row, ())) else None
             end = number if lost is None else lost.began
-            if noted.held[row]:
+            if noted.held.get(row):
                 self._show_held(noted, row, end)
             elif lost is not None and turns and turns[-1].end < 0:  # its return goes on with the value of the lost one
                 before, buffer = turns[-1], noted.experience.buffer
@@ -366,7 +367,7 @@ class TrajectoryRewriter(ActingWatcher):
             if not noted.turns[row]:  # its episode began before there was a hook
                 experience.record(one)
                 continue
-            noted.held[row].append(one)
+            noted.held.setdefault(row, []).append(one)
             if one.dones[0]:
                 self._show_held(noted, row, noted.turns[row][-1].end)
                 noted.clear(row)

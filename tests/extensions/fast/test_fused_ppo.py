@@ -11,6 +11,7 @@ import torch as th
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
@@ -462,3 +463,23 @@ def test_a_nan_in_a_standalone_update_is_an_error_and_leaves_the_weights() -> No
     with pytest.raises(NumericError, match="not finite; the update stopped at that minibatch"):
         algorithm.train()
     assert all(th.equal(value, before[name]) for name, value in algorithm.policy.state_dict().items())
+
+
+class AsksForParameters(ActorCriticPolicy):
+    """A policy of a user's that looks at its parameters while it evaluates actions."""
+
+    asks = True
+
+    def evaluate_actions(self, obs: Any, actions: th.Tensor) -> Any:
+        if self.asks:
+            assert next(self.parameters(recurse=True)).device == self.device
+        return super().evaluate_actions(obs, actions)
+
+
+def test_on_pytorchs_path_a_policy_may_ask_for_its_parameters() -> None:
+    norms = []
+    for AsksForParameters.asks in (False, True):
+        spec = PolicySpec(policy=AsksForParameters, n_steps=32, batch_size=32, n_epochs=2)
+        algorithm = MultiAgentAlgorithm(make_vec_env("CartPole-v1", 2, 1), {"p": spec}, seed=1, update_path="torch")
+        norms.append(algorithm.train_iteration()["learners"]["p"]["gradients_global_norm"])
+    assert norms[0] == norms[1] > 0

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from toy_envs import CHOICES, Forbidding, NoisyEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.acting.policy import PolicyInputs
 from marl_sb3.core.acting.recurrent import RecurrentRolloutPolicy
+from marl_sb3.extensions.fast.masked_memory import MaskableMemoryPolicy
 from marl_sb3.wrappers.observations import choices_of
 
 NETWORK: dict[str, Any] = {"net_arch": [4], "lstm_hidden_size": 3, "n_lstm_layers": 2}
@@ -147,6 +149,30 @@ def test_it_remembers_what_to_choose_among_allowed_actions() -> None:
     for _ in range(6):
         returns = algorithm.train_iteration()["env_runners"]["episode_return_mean"]
     assert 0.9 < returns <= 1.0
+
+
+class Counting:
+    """A class behind the policy's own, whose methods are called."""
+
+    def forward(self, *arguments: Any, **settings: Any) -> Any:
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(*arguments, **settings)  # type: ignore[misc]
+
+
+class Counted(MaskableMemoryPolicy, Counting, RecurrentActorCriticPolicy):
+    """A policy of a user's."""
+
+
+def test_masks_may_be_the_last_argument_and_base_classes_of_a_subclass_are_called() -> None:
+    env = make_vec_env(lambda: Forbidding(CHOICES["Discrete"], False), n_envs=2, seed=1)
+    spec = PolicySpec("maskable_recurrent_ppo", policy=Counted, **SMALL, policy_kwargs=NETWORK)
+    algorithm = MultiAgentAlgorithm(env, {"p": spec}, seed=3, device="cpu")
+    algorithm.train_iteration()
+    policy: Any = algorithm.policies["p"].policy
+    assert policy.calls > 0
+    seen, masks = np.full((1, 3), 0.5, np.float32), [[False, False, False, True]]
+    actions, _ = policy.predict(seen, None, np.ones(1, dtype=bool), True, masks)
+    assert actions == [3]
 
 
 def test_its_distributions_know_masks_and_state_and_its_files_keep_all_of_it(tmp_path: Path) -> None:

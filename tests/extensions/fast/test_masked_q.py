@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.off_policy.replay import Transitions
 from marl_sb3.core.state.checkpoint import TensorFile
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError
+from marl_sb3.extensions.fast.masked_q import MaskedQLearning
+from marl_sb3.extensions.fast.team_replay import TeamDictReplayBuffer, TeamReplayBuffer
 
 SMALL = {"buffer_size": 60, "learning_starts": 4, "batch_size": 8, "train_freq": 2, "policy_kwargs": {"net_arch": [4]}}
 PAIRS = {
@@ -180,6 +183,11 @@ def test_every_buffer_draws_the_masks_of_the_next_observations_that_it_draws(nam
     following = following["observation"] if isinstance(following, dict) else following
     assert len(set(following[:, 0].tolist())) > 20
     np.testing.assert_array_equal(buffer.drawn_masks, bits(following.numpy()))
+
+
+@pytest.mark.parametrize("buffer", [*MaskedQLearning.replay_buffers.values(), TeamReplayBuffer, TeamDictReplayBuffer])
+def test_a_replay_buffer_is_pickled_by_its_name(buffer: type) -> None:
+    assert pickle.loads(pickle.dumps(buffer)) is buffer
 
 
 def test_a_checkpoint_whose_masks_forbid_everything_is_refused() -> None:
