@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import marl_sb3
 from marl_sb3.cli.running import EXIT_USAGE, StandardError
 from marl_sb3.core.config.values import integer_in
-from marl_sb3.errors import ConfigError, did_you_mean
+from marl_sb3.errors import ConfigError, did_you_mean, refuse
 from marl_sb3.output import printable
 
 # Options of RLlib's, rl-baselines3-zoo's and CleanRL's commands -> those here.
@@ -133,7 +133,7 @@ def assignments(option: str, texts: Iterable[str], accepted: str = "KEY=VALUE") 
     for text in texts:
         key, equals, value = text.partition("=")
         if not key or not equals:
-            raise ConfigError(f"{option} is {text!r}; accepted: {accepted}", key=option)
+            refuse(option, text, accepted, option)
         try:
             found[key.strip()] = parse_value(value)
         except ConfigError as error:

@@ -15,7 +15,7 @@ from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.observations import AgentGroup, ZeroBased
 from marl_sb3.core.vec_env.seeding import fresh_seed
 from marl_sb3.doors import ASSIGNED_RUNNERS, EACH_EPISODE, Assignment
-from marl_sb3.errors import CheckpointError, ConfigError, require_known, shown
+from marl_sb3.errors import CheckpointError, ConfigError, refuse, require_known, shown
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID, PolicyMappingFn
 
 SHARED = "shared"
@@ -31,9 +31,7 @@ def resolve_policies(policies: str | Mapping[PolicyID, Any], agents: Sequence[Ag
     if isinstance(policies, str) and policies in shorthands:
         return shorthands[policies]
     if not isinstance(policies, Mapping):
-        raise ConfigError(
-            f"policies is {shown(policies)}; accepted: {', '.join(shorthands)} or a mapping of policies", key="policies"
-        )
+        refuse("policies", policies, f"{', '.join(shorthands)} or a mapping of policies")
     if not policies:
         raise ConfigError("policies is empty; at least one policy is needed", key="policies")
     policy_ids = list(policies)
@@ -123,8 +121,12 @@ def policy_of_agents(
     elif callable(mapping):
         chosen = dict(zip(agents, map(mapping, agents), strict=True))
     else:
-        words = "a function of agent id (and episode), a mapping of agent ids to policy ids, or an Assignment"
-        raise ConfigError(f"policy_mapping_fn is {mapping!r}; accepted: {words}", key="policies")
+        refuse(
+            "policy_mapping_fn",
+            mapping,
+            "a function of agent id (and episode), a mapping of agent ids to policy ids, or an Assignment",
+            "policies",
+        )
     _require_policies(policy_ids, agents, {agent: (policy_id,) for agent, policy_id in chosen.items()})
     return chosen
 
@@ -179,10 +181,7 @@ def policies_that_train(
     if callable(policies_to_train):
         return {policy_id for policy_id in policy_ids if policies_to_train(policy_id)}
     if isinstance(policies_to_train, str) or not isinstance(policies_to_train, Collection):
-        raise ConfigError(
-            f"policies_to_train is {policies_to_train!r}; accepted: a list of policy ids or a function of them",
-            key="policies_to_train",
-        )
+        refuse("policies_to_train", policies_to_train, "a list of policy ids or a function of them")
     for policy_id in policies_to_train:
         words = f"policies_to_train names unknown policy {_shown_id(policy_id)}"
         require_known(policy_id, policy_ids, words, "policies_to_train")

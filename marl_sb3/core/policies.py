@@ -16,7 +16,7 @@ from torch import nn, optim
 
 from marl_sb3.core.config.networks import CLASSES, EXTRACTOR_KWARGS, POLICY_KWARGS
 from marl_sb3.core.config.values import require
-from marl_sb3.errors import ConfigError, require_known, shown
+from marl_sb3.errors import ConfigError, refuse, require_known, shown
 
 POLICY = "policy"
 OF_THE_USER = "a name given to marl_sb3.register_network (commands: --import MODULE, with the module that calls it)"
@@ -47,11 +47,15 @@ def register_network(name: str, cls: type[Any]) -> None:
         ConfigError: the class is none of these, or the name is not a string or belongs to a class of SB3 or PyTorch.
     """
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"the name of a network class is {shown(name)}; accepted: a string", key="name")
+        refuse("the name of a network class", name, "a string", "name")
     use = next((use for use, base in _BASES.items() if isinstance(cls, type) and issubclass(cls, base)), None)
     if use is None:
-        accepted = "a subclass of BasePolicy, BaseFeaturesExtractor, torch.optim.Optimizer or torch.nn.Module"
-        raise ConfigError(f"network class {name!r} is {shown(cls)}; accepted: {accepted}", key="cls")
+        refuse(
+            f"network class {name!r}",
+            cls,
+            "a subclass of BasePolicy, BaseFeaturesExtractor, torch.optim.Optimizer or torch.nn.Module",
+            "cls",
+        )
     if name in CLASSES.get(use, ()) or (use == POLICY and name.endswith("Policy") and name[:3] in _OF_SB3):
         raise ConfigError(f"the name {name!r} is built in for {use}; choose another name", key="name")
     _registered[use][name] = cls
@@ -115,8 +119,7 @@ def _class(use: str, name: str) -> type[Any]:
         return own[name]
     if name not in known:
         accepted = ", ".join([*known, *own])
-        words = f"{use} is {shown(name)}; accepted: {accepted}, or {OF_THE_USER}"
-        raise ConfigError(words, key=f"policy_kwargs.{use}")
+        refuse(use, name, f"{accepted}, or {OF_THE_USER}", f"policy_kwargs.{use}")
     module, _, cls = known[name].partition(":")
     found: type[Any] = getattr(importlib.import_module(module), cls)
     return found

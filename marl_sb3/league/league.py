@@ -18,7 +18,7 @@ from marl_sb3.core.metrics.episodes import Episode
 from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.doors import WATCHERS, Assignment
-from marl_sb3.errors import ConfigError, MarlSb3Error, refuse, require_known, shown
+from marl_sb3.errors import ConfigError, MarlSb3Error, refuse, require_known
 from marl_sb3.evaluation.opponents import is_code, of_policy
 from marl_sb3.extensions.store.load import load_policies, member_policy
 from marl_sb3.league.pool import (
@@ -162,8 +162,7 @@ class League(Assignment):
         sides = [tuple(side) for side in self.settings.sides]
         listed = [agent for side in sides for agent in side]
         if sorted(listed) != sorted(agents):
-            words = f"sides is {shown([list(side) for side in sides])}; accepted: each of {', '.join(agents)} once"
-            raise ConfigError(f"league: {words}", key="league.sides")
+            refuse("league: sides", [list(side) for side in sides], f"each of {', '.join(agents)} once", "league.sides")
         return sides
 
     def _may_play(self, agents: Sequence[AgentID]) -> tuple[PolicyID, ...]:

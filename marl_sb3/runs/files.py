@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.errors import SHOWN, ConfigError, did_you_mean, shown
+from marl_sb3.errors import SHOWN, ConfigError, did_you_mean, refuse, shown
 from marl_sb3.extensions.dialects.zoo import ATARI, DEFAULT, section_for
 from marl_sb3.files.plain_yaml import plain_data, read_yaml, yaml_text
 from marl_sb3.runs.schema import ACCEPTED, TrainConfig, value_of
@@ -104,5 +104,5 @@ def presets(path: Path) -> Mapping[str, Any]:
 
 def _entry(path: str | Path, env: str, entry: Any) -> Mapping[str, Any]:
     if not isinstance(entry, Mapping):
-        raise ConfigError(f"{path}, {env}: is {entry!r}; accepted: a mapping of settings", key="hparams")
+        refuse(f"{path}, {env}:", entry, "a mapping of settings", "hparams")
     return entry

@@ -27,7 +27,7 @@ from marl_sb3.core.config.values import (
     require_ids,
 )
 from marl_sb3.doors import Dialect
-from marl_sb3.errors import ConfigError, shown
+from marl_sb3.errors import ConfigError, refuse, shown
 from marl_sb3.extensions.central.settings import CentralSettings
 from marl_sb3.extensions.data.settings import DataSettings
 from marl_sb3.league.settings import LeagueSettings
@@ -297,7 +297,7 @@ class TrainConfig:
         _check_extensions(self.extensions or ())
         for metric, value in self.stop.items():
             if not accepts(FiniteFloat, value):
-                raise ConfigError(f"stop is {shown(f'{metric}={value}')}; accepted: METRIC=NUMBER", key="stop")
+                refuse("stop", f"{metric}={value}", "METRIC=NUMBER")
         _check_mapping(self.mapping)
         require_ids("policy", self.policies_to_train or (), "policies_to_train", _QUOTE)
         require_ids("custom metric", self.custom_metrics, "custom_metrics", _QUOTE)

@@ -14,7 +14,7 @@ from pettingzoo import ParallelEnv
 from marl_sb3.core.config.values import require_ids
 from marl_sb3.core.envs.converted import SingleAgentEnv
 from marl_sb3.core.envs.faults import RAISED, raise_in_words
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, refuse
 from marl_sb3.types import Array, BoolArray
 
 _RENAME = '; name the agents in the env, e.g. possible_agents = [f"agent_{i}" for i in range(n)]'
@@ -30,9 +30,7 @@ def require_interface(env: ParallelEnv, env_index: int = 0) -> None:
     require_agents(getattr(env, "possible_agents", None))
     metadata = getattr(env, "metadata", None)
     if not isinstance(metadata, Mapping):
-        raise ConfigError(
-            f'the env\'s metadata is {metadata!r}; accepted: a mapping, such as {{"name": "my_env_v0"}}', key="env"
-        )
+        refuse("the env's metadata", metadata, 'a mapping, such as {"name": "my_env_v0"}', "env")
     for agent in env.possible_agents:
         for kind in ("observation_space", "action_space"):
             try:
@@ -41,7 +39,7 @@ def require_interface(env: ParallelEnv, env_index: int = 0) -> None:
                 raise_in_words(error, f"{kind}({agent!r})", f"env {env_index}")
                 raise
             if not isinstance(space, spaces.Space):
-                raise ConfigError(f"{kind}({agent!r}) is {space!r}; accepted: a gymnasium space", key="env")
+                refuse(f"{kind}({agent!r})", space, "a gymnasium space", "env")
     require_seeded_reset(env.reset)
     require_seeded_reset(innermost_env(env).reset)
 
@@ -55,9 +53,7 @@ def innermost_env(env: ParallelEnv) -> Any:
 def require_agents(agents: Any) -> None:
     """Refuse anything but a list of different agent ids. A set is refused: its order differs between processes."""
     if not isinstance(agents, Collection) or isinstance(agents, (str, set, frozenset)) or len(agents) == 0:
-        raise ConfigError(
-            f"the env's possible_agents is {agents!r}; accepted: a list of agent ids, not empty", key="env"
-        )
+        refuse("the env's possible_agents", agents, "a list of agent ids, not empty", "env")
     require_ids("agent", agents, "env", _RENAME)
     twice = [agent for agent, count in Counter(agents).items() if count > 1]
     if twice:

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from marl_sb3.core.config.values import FiniteFloat, takes_integers_only
 from marl_sb3.doors import ALGORITHM_TABLES, counterpart, imported
-from marl_sb3.errors import ConfigError, require_known, shown
+from marl_sb3.errors import ConfigError, refuse, require_known, shown
 
 # --- Schedules -------------------------------------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ def _imported(name: str) -> AlgorithmInfo:
         raise ConfigError(words, key="algo")
     found = getattr(sys.modules[module], attribute, None)
     if not isinstance(found, AlgorithmInfo):
-        raise ConfigError(f"algorithm {shown(name)} is {shown(found)}; accepted: an AlgorithmInfo", key="algo")
+        refuse(f"algorithm {shown(name)}", found, "an AlgorithmInfo", "algo")
     return found
 
 

@@ -16,7 +16,7 @@ from pettingzoo.env_registry.exceptions import FailedToImport
 
 from marl_sb3.core.envs.faults import RAISED, raise_in_words
 from marl_sb3.doors import ENV_FINDERS, ENV_KINDS, counterpart
-from marl_sb3.errors import ConfigError, described, shown
+from marl_sb3.errors import ConfigError, described, refuse, shown
 
 EnvFactory = Callable[..., Any]  # makes a `ParallelEnv`, or an env of a kind at the door `ENV_KINDS`
 
@@ -54,7 +54,7 @@ def env_factory(env: str | EnvFactory) -> EnvFactory:
         env = module_id(env)
     if not isinstance(env, str):
         if not callable(env):
-            raise ConfigError(f"env is {env!r}; accepted: an id or a factory of {_accepted()}", key="env")
+            refuse("env", env, f"an id or a factory of {_accepted()}")
         return env
     if env in REGISTERED:
         return REGISTERED[env]

@@ -30,7 +30,7 @@ from marl_sb3.core.sb3.private import integer_sizes
 from marl_sb3.core.sb3.schedules import Schedule
 from marl_sb3.core.sb3.spaces import SpacesOnlyVecEnv, check_spaces
 from marl_sb3.core.sb3.traits import trait
-from marl_sb3.errors import ConfigError, require_known, shown
+from marl_sb3.errors import ConfigError, refuse, require_known
 from marl_sb3.wrappers.observations import choices_of
 
 _log = logging.getLogger(__name__)
@@ -208,11 +208,11 @@ def _check_net_arch(rows: PolicyRows, algorithm: type[BaseAlgorithm], net_arch: 
     names = [] if "exploration_fraction" in kinds else ["pi", "qf"] if "buffer_size" in kinds else ["pi", "vf"]
     if not set(net_arch) <= set(names) or (names == ["pi", "qf"] and len(net_arch) < len(names)):
         shape = f"{{{', '.join(f'{name}: [64, 64]' for name in names)}}}"
-        accepted = f"a list of layer widths{f', or {shape}' if names else ''}"
-        raise ConfigError(
-            f"policy {rows.policy_id!r}: policy_kwargs.net_arch of {algorithm.__name__} is {shown(net_arch)}; "
-            f"accepted: {accepted}",
-            key="policy_kwargs.net_arch",
+        refuse(
+            f"policy {rows.policy_id!r}: policy_kwargs.net_arch of {algorithm.__name__}",
+            net_arch,
+            f"a list of layer widths{f', or {shape}' if names else ''}",
+            "policy_kwargs.net_arch",
         )
 
 

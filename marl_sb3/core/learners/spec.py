@@ -80,8 +80,9 @@ class PolicySpec:
         **hyperparameters: Any,
     ) -> None:
         if exploration is not None and not isinstance(getattr(exploration, "learner_part", None), type):
-            accepted = "an object of a subclass of marl_sb3.Exploration in Python, in a PolicySpec"
-            raise ConfigError(f"exploration is {shown(exploration)}; accepted: {accepted}", key="exploration")
+            refuse(
+                "exploration", exploration, "an object of a subclass of marl_sb3.Exploration in Python, in a PolicySpec"
+            )
         self.exploration: Any = exploration
         if isinstance(algorithm, (str, AlgorithmInfo)):
             algorithm = algorithm_info(named_algorithm(algorithm)).algorithm_class

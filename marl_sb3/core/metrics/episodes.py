@@ -29,7 +29,7 @@ from marl_sb3.core.state.fields import (
 from marl_sb3.core.state.state import State, StateReader, without_nan
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.step import VecStep
-from marl_sb3.errors import ConfigError, EnvError, require_known, shown
+from marl_sb3.errors import ConfigError, EnvError, refuse, require_known
 from marl_sb3.types import AgentID, Array, PolicyID
 
 _REDUCTIONS: Mapping[str, Callable[[Array, Array], Array]] = {
@@ -393,8 +393,7 @@ class EpisodeTracker(Stateful):
 def _checked(custom_metrics: Any) -> Mapping[str, InfoMetric]:
     is_mapping = isinstance(custom_metrics, Mapping)
     if not is_mapping or not all(isinstance(metric, InfoMetric) for metric in custom_metrics.values()):
-        words = f"custom_metrics is {shown(custom_metrics)}; accepted: a mapping of names to InfoMetric"
-        raise ConfigError(words, key="custom_metrics")
+        refuse("custom_metrics", custom_metrics, "a mapping of names to InfoMetric")
     return {**custom_metrics}
 
 

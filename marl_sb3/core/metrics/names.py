@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from marl_sb3.errors import ConfigError, did_you_mean
+from marl_sb3.errors import ConfigError, did_you_mean, refuse
 
 Result = dict[str, Any]  # nested; leaves are numbers, or None if there is no value yet
 
@@ -47,7 +47,7 @@ def require_metric(name: str, known: Iterable[str], key: str = "stop") -> None:
         ConfigError: suggests similar names; or says that evaluation is off, if the metric is one of an evaluation.
     """
     if not isinstance(name, str):
-        raise ConfigError(f"the name of a metric is {name!r}; accepted: a string", key=key)
+        refuse("the name of a metric", name, "a string", key)
     known = list(known)
     if any(each.endswith("*") and name.startswith(each[:-1]) for each in known):
         return

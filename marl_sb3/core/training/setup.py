@@ -44,7 +44,7 @@ from marl_sb3.core.training.runner import ActingPart, LocalRunner, Runner
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, goal_rewards_of
 from marl_sb3.core.vec_env.seeding import derived_seed
 from marl_sb3.doors import ASSIGNED_RUNNERS, EACH_EPISODE, Assignment, ExperienceMaker
-from marl_sb3.errors import CheckpointError, ConfigError, shown
+from marl_sb3.errors import CheckpointError, ConfigError, refuse, shown
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 
 
@@ -291,8 +291,7 @@ def constructor_arguments(
     if None not in (given.get("seed"), read.get("seed")) and state.integer("num_envs", 1) == num_envs:
         _require_same("seed", given["seed"], read["seed"])  # the checkpoint has all random states
     if isinstance(policies, str):
-        words = "accepted: a PolicySpec by policy id; None: those of the checkpoint"
-        raise ConfigError(f"policies is {policies!r}; {words}", key="policies")
+        refuse("policies", policies, "a PolicySpec by policy id; None: those of the checkpoint")
     if isinstance(policies, Mapping):  # their files are numbered
         policies = {each: policies[each] for each in (*saved_ids, *policies) if each in policies}
     specs = policies or policy_specs(specs_of_checkpoint(checkpoint), (), hyperparameters, num_envs, override=True)

@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from marl_sb3.core.state.state import MAX_SEED, State, StateReader, is_plain
 from marl_sb3.core.vec_env.observations import AgentGroup, AgentLayout, stacked, taken, zero_observations
-from marl_sb3.errors import CheckpointError, ConfigError, shown
+from marl_sb3.errors import CheckpointError, ConfigError, refuse, shown
 from marl_sb3.types import Array, BoolArray, Observations
 
 CONFIGURE = "configure() of a curriculum or a callback"  # what raised an error, for messages
@@ -52,10 +52,11 @@ class EnvSettings:
             raise ConfigError(f"configure: {self._kind} has {has}: its {', '.join(of_configure)} cannot change")
         for name, value in settings.items():
             if not is_plain(value) or isinstance(value, tuple):
-                raise ConfigError(
-                    f"configure: {name} is {value!r}; accepted: numbers, strings, booleans, None, arrays, and lists "
-                    "and mappings of these",
-                    key=name,
+                refuse(
+                    f"configure: {name}",
+                    value,
+                    "numbers, strings, booleans, None, arrays, and lists and mappings of these",
+                    name,
                 )
         if self._configure is None or not of_configure:
             return
