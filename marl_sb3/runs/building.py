@@ -194,7 +194,8 @@ def resolved(config: TrainConfig) -> TrainConfig:
     for policy_id, own in config.own_settings.items():
         if own.get("algo", config.algo) != config.algo:
             with source_named(config.where, f"{policy_id}.algo"):
-                settings[policy_id] = {**hyperparameter_defaults(algorithm_info(own["algo"]).algorithm_class), **own}
+                defaults = hyperparameter_defaults(algorithm_info(own["algo"]).algorithm_class)
+            settings[policy_id] = {**defaults, **own, **config.policy_settings.get(policy_id, {})}  # with its agents
     is_one = config.policies == SHARED or (not isinstance(config.policies, str) and len(config.policies) == 1)
     if config.league.rates(is_one) and source_of(config.sources, "checkpoints.metric") is None:
         checkpoints = replace(checkpoints, metric="league/rating_mean")  # a sum of returns says little of opponents

@@ -113,6 +113,12 @@ def test_defaults_that_a_spec_has_leave_it_as_it_is() -> None:
     assert spec.with_defaults({"gamma": 0.9}) is spec
 
 
+def test_agents_beside_the_list_stay_with_a_policy_of_another_algorithm() -> None:
+    settings = {"blue.agents": ["agent1"], "blue.algo": "a2c", "red.agents": ["agent2"]}
+    config = resolved(load_config("arena", policies={"blue": {}, "red": {}}, settings=settings))
+    assert config.agents == {"blue": ["agent1"], "red": ["agent2"]}
+
+
 @pytest.mark.parametrize(
     ("n_devices", "device", "message"),
     [(0, "cuda", "device is 'cuda', but torch finds no CUDA"), (2, "cuda:2", "'cuda:2'; accepted: cuda:0 to cuda:1")],
