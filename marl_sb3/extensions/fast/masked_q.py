@@ -91,7 +91,7 @@ def with_columns(
     """Return a replay buffer that has the columns of a mixin, too.
 
     Args:
-        name: of the class, under which the module of the mixin has it: `save_replay_buffer` pickles it by this name.
+        name: of the class, under which the module of the mixin has it: SB3 pickles replay buffers by their names.
     """
     members = {"names": (*stock.names, *columns), "__doc__": mixin.__doc__, "__module__": mixin.__module__}
     return type(name, (mixin, stock), members)
