@@ -208,8 +208,8 @@ class TrajectoryRewriter(ActingWatcher):
             )
             for policy_id, each in acted.items()
         }
-        for index, env in enumerate(self._envs):
-            if env.acted is None or step.to_act[index].any():
+        for env, acts in zip(self._envs, step.to_act.any(axis=1).tolist(), strict=True):
+            if acts or env.acted is None:
                 env.acted = copied
         for policy_id, noted in self._noted.items():
             self._note_bootstrapped(noted)
