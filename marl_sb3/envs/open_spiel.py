@@ -93,10 +93,11 @@ class OpenSpielEnv(AECEnv):  # type: ignore[misc]
         name = game.get_type().short_name
         self.metadata = {"name": f"open_spiel_{name}", "render_modes": ["ansi"], "is_parallelizable": False}
         kind = game.get_type()
+        # A search in copies of the env knows no more than the players.
         self.metadata["shows_everything"] = (
             kind.information == kind.Information.PERFECT_INFORMATION
             and kind.chance_mode == kind.ChanceMode.DETERMINISTIC
-        )  # a search in copies of the env knows no more than the players
+        )
         self.possible_agents: list[AgentID] = [f"player_{player}" for player in range(game.num_players())]
         # Whether agents observe all that they know, and not only what they see now.
         self.knows: bool = game.get_type().provides_information_state_tensor

@@ -141,9 +141,8 @@ def read_settings(state: StateReader, num_envs: int) -> list[State]:
     return [{part: {key: own.value(key) for key in own.names()} for part, own in each.items()} for each in parts]
 
 
-MAX_BYTES = (
-    2**26
-)  # the most that all logs in a checkpoint take; logs that do not fit are left out, and their envs begin new episodes
+# The most that all logs in a checkpoint take; logs that do not fit are left out, and their envs begin new episodes.
+MAX_BYTES = 2**26
 
 
 class ActionLog:
@@ -217,9 +216,8 @@ def require_categories(array: Array, space: spaces.Space[Any], where: str) -> No
     Raises:
         CheckpointError: a number is not in the space.
     """
-    own = getattr(
-        space, "categories", None if isinstance(space, spaces.Box) else space
-    )  # actions of several parts have them
+    # Actions of several parts have categories although their space is a box.
+    own = getattr(space, "categories", None if isinstance(space, spaces.Box) else space)
     if own is not None:
         require_possible(array.reshape(-1, *(space.shape or ())), own, where)
 

@@ -62,9 +62,8 @@ class ServedPolicies:
     loaded_s: float  # when it was loaded
     # of ONNX Runtime, for the policies that it answers deterministic requests of
     sessions: Mapping[PolicyID, Any] = field(default_factory=dict)
-    by_torch: Mapping[PolicyID, str] = field(
-        default_factory=dict
-    )  # why it does not, for the others, if it was asked for
+    # why it does not, for the others, if it was asked for
+    by_torch: Mapping[PolicyID, str] = field(default_factory=dict)
 
     @property
     def checkpoint(self) -> str:
