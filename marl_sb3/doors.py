@@ -328,7 +328,7 @@ class AssignedRunnerMaker(Protocol):
     """Makes the runner of envs that a process steps, where an `Assignment` varies who plays."""
 
     def __call__(self, mapping: PolicyMapping, *arguments: Any, **settings: Any) -> LocalRunner:
-        """Return the runner; the arguments are those of `core.training.local_runner`."""
+        """Return the runner; the arguments are those of `core.training.setup.local_runner`."""
 
     def read_mapping(self, mapping: Any, policy_ids: Sequence[PolicyID], groups: Sequence[AgentGroup]) -> Any:
         """Return an `Assignment` for a `policy_mapping_fn` of a form of its own, and anything else as it is."""

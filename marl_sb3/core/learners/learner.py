@@ -149,7 +149,7 @@ class LearnerPart:
         return {}
 
     def import_state(self, exported: State) -> None:
-        """Take over what `order` has returned."""
+        """Take over what `export_state` of the learner in training has returned."""
 
     def before_update(self) -> None:
         """Prepare for an update of the policy, which is about to begin."""
