@@ -30,6 +30,7 @@ from marl_sb3.core.sb3.tensors import read_weights
 from marl_sb3.core.state.checkpoint import Arrays, Checkpoint, store_of, versions
 from marl_sb3.core.state.fields import in_order
 from marl_sb3.core.state.state import State, StateReader, is_plain
+from marl_sb3.core.training.accepted import accepted_callbacks
 from marl_sb3.core.training.callback import TrainingCallback, call_hook, with_hook
 from marl_sb3.core.training.loop import Counters, IterationReport, TrainingLoop
 from marl_sb3.core.training.results import Reporter, ShowProgress, iteration_result, machine_load
@@ -204,8 +205,6 @@ class MultiAgentAlgorithm(PolicyByAgent):
             EnvError: an env broke the `ParallelEnv` contract.
         """
         progress = [ShowProgress(make()) for make in VIEWS] if progress_bar else []
-        from marl_sb3.core.training.accepted import accepted_callbacks
-
         joined = CallbackList([*accepted_callbacks(callback), *progress])
         total_timesteps = require("total_timesteps", total_timesteps, _Timesteps, "n_timesteps")
         log_interval = require("log_interval", log_interval, PositiveInt | None)
