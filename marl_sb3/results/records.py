@@ -274,11 +274,6 @@ def _label(record: RunRecord, names: Sequence[str], usual: Mapping[str, str], ha
     return ", ".join(parts or [record.env, *algo])
 
 
-def _in_a_cell(values: Sequence[Any]) -> Any:
-    """Return the value of all runs of a group, or the several that they have, in words."""
-    return values[0] if len(values) == 1 else " or ".join("null" if value is None else str(value) for value in values)
-
-
 def _grouped(records: Sequence[RunRecord], warnings: Sequence[str]) -> Groups:
     runs: dict[str, list[RunRecord]] = {}
     for record in records:
@@ -293,7 +288,11 @@ def _grouped(records: Sequence[RunRecord], warnings: Sequence[str]) -> Groups:
         of_algorithm = name.startswith("hyperparameters.") and name.count(".") == 1
         known = (frozenset(repr(v) for v in each if not (of_algorithm and v is UNSET)) for each in values.values())
         if len(set(filter(None, known))) > 1:
-            differing[name] = {label: _in_a_cell(each) for label, each in values.items()}
+            # The value of all runs of a group, or the several that they have, in words.
+            differing[name] = {
+                label: each[0] if len(each) == 1 else " or ".join("null" if v is None else str(v) for v in each)
+                for label, each in values.items()
+            }
     if len({record.env for record in records}) > 1:
         differing = {"env": {label: of_label[0].env for label, of_label in runs.items()}, **differing}
     return Groups(runs, differing, warnings)

@@ -208,8 +208,8 @@ class TrajectoryRewriter(ActingWatcher):
             )
             for policy_id, each in acted.items()
         }
-        for env, acts in zip(self._envs, step.to_act.any(axis=1).tolist(), strict=True):
-            if acts or env.acted is None:
+        for env, acting in zip(self._envs, step.to_act.tolist(), strict=True):
+            if env.acted is None or any(acting):
                 env.acted = copied
         for policy_id, noted in self._noted.items():
             self._note_bootstrapped(noted)
