@@ -9,11 +9,12 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from marl_sb3.systems import HANGUP, ask_this_to_end
+from marl_sb3.systems import HANGUP, ask_this_to_end, end_this_at_once
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -21,16 +22,18 @@ ENDING = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if n
 
 _CALLED_BY_LLVM = ("_raw_object_cache_notify", "_raw_object_cache_getbuffer")  # functions of llvmlite
 _SOON_S = 0.05  # after which a signal is handled again that came at a wrong moment
+_GRACE_S = 8.0  # in which a training may finish its iteration when the process that has started it is gone
 ENDS_WITH_INPUT = (
     "MARL_SB3_ENDS_WITH_INPUT"  # environment variable of a process that is to end with the one that started it
 )
 
 
 def end_with_parent() -> None:
-    """Send this process SIGTERM when its standard input ends, if the process that started it has asked for that.
+    """End this process when its standard input ends, if the process that started it has asked for that.
 
-    The input is a pipe that only the starting process can write to: it ends with that process, however it ended. What
-    this process starts or reads has an empty input instead.
+    The input is a pipe that only the starting process can write to: it ends with that process, however it ended. This
+    one gets SIGTERM then, as if it were interrupted, and is killed if that does not end it soon. What it starts or
+    reads has an empty input instead.
     """
     if os.environ.pop(ENDS_WITH_INPUT, None) is None:
         return
@@ -41,6 +44,8 @@ def end_with_parent() -> None:
     def wait() -> None:
         os.read(pipe, 1)
         ask_this_to_end()
+        time.sleep(_GRACE_S)
+        end_this_at_once()
 
     threading.Thread(target=wait, name="end with parent", daemon=True).start()
 

@@ -135,7 +135,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "chosen_seeds", lambda self: chosen_seeds(self)[:1])
     monkeypatch.setattr(estimators, "_REDRAWS", estimators._LEAST_REDRAWS)
     monkeypatch.setattr(workers, "is_trained_here", lambda *_: True)
-    monkeypatch.setattr(jobs.Pool, "run", lambda _, several, *__: [job() for job in several])
+    monkeypatch.setattr(jobs.Jobs, "run", lambda _, several, *__: [job() for job in several])
     monkeypatch.setattr(jobs, "subprocess", SimpleNamespace(Popen=TrainHere, DEVNULL=None))
     monkeypatch.setattr(jobs, "POLL_S", 0.0)
     monkeypatch.setattr(checkup, "examine", partial(checkup.examine, isolated=False, measure_s=0.0))

@@ -171,20 +171,25 @@ def test_what_is_ignored_stays_ignored() -> None:
 
 LISTENS = """
 import signal, sys
-from marl_sb3.signals import end_with_parent
+from marl_sb3 import signals
 
-end_with_parent()
+signals._GRACE_S = 0.2
+signals.end_with_parent()
 print(repr(sys.stdin.read()), flush=True)
 signal.pause()
 """
+BUSY = LISTENS.replace("signals.end", "signal.signal(signal.SIGTERM, print)\nsignals.end").replace(
+    "signal.pause()", "while True: signal.pause()"
+)
 
 
-def test_the_end_of_a_parent_ends_what_asked_for_it() -> None:
+@pytest.mark.parametrize(("code", "end"), [(LISTENS, signal.SIGTERM), (BUSY, signal.SIGKILL)])
+def test_the_end_of_a_parent_ends_what_asked_for_it(code: str, end: signal.Signals) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {**os.environ, ENDS_WITH_INPUT: "1"}}
-    with subprocess.Popen([sys.executable, "-c", LISTENS], **pipes) as process:  # type: ignore[call-overload]
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:  # type: ignore[call-overload]
         assert process.stdout.readline() == b"''\n"  # nothing to read, and it still runs
         process.stdin.close()  # as the system does with the pipes of a killed process
-        assert process.wait() == -signal.SIGTERM
+        assert process.wait() == -end
 
 
 def test_the_end_of_its_input_does_not_end_a_process_that_nobody_watches() -> None:

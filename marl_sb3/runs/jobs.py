@@ -1,4 +1,4 @@
-"""Several trainings at a time: the pool that ends them together, and one configuration with several seeds."""
+"""Several trainings at a time: jobs that end together, and one configuration with several seeds."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from marl_sb3.core.envs.registry import imported_modules
 from marl_sb3.core.learners.learner import available_cores
 from marl_sb3.core.metrics.names import Result
 from marl_sb3.files.atomic import write_whole
-from marl_sb3.files.regular import open_regular
+from marl_sb3.files.regular import last_line, open_regular
 from marl_sb3.results.result_log import last_result
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.runs.folder import RunFolder
@@ -28,26 +28,35 @@ from marl_sb3.signals import ENDS_WITH_INPUT
 from marl_sb3.systems import ENDED_BY_SIGNAL, apart, ask_to_end
 
 POLL_S = 0.2  # time between looks at the training runs
+MOST_DEATHS = 3  # of processes in a row
 SETTINGS_FILE = "settings.yaml"
 _DONE = 0  # exit code of the command
 _INTERRUPTED = (130, *ENDED_BY_SIGNAL)  # by a signal while it trained, or while it started
 
 
-class Pool:
-    """Jobs, so many at a time, each in a thread that waits for the process that does it. All of them end together.
+class Jobs:
+    """Jobs of this process, so many at a time, each in a thread that waits for the process that does it.
+
+    All of them end together.
 
     Args:
-        grace_s: how long trainings may take to finish their iterations if the pool ends before they do.
+        at_once: how many; the cores are divided among them.
+        grace_s: how long trainings may take to finish their iterations if the jobs end before they do.
 
     Attributes:
+        at_once: as given.
+        cores: threads that each of the processes may use.
         is_ending: whether no other job should begin.
     """
 
-    def __init__(self, grace_s: float = math.inf) -> None:
+    def __init__(self, at_once: int, grace_s: float = math.inf) -> None:
+        self.at_once, self.cores = at_once, max(1, available_cores() // at_once)
         self.is_ending = False
         self._grace_s, self._kill_at_s = grace_s, math.inf
+        self._deaths = 0  # of processes in a row
+        self._pipe = -1  # which has an end when this process does; see `end_with_parent`
 
-    def run(self, jobs: Sequence[Callable[[], None]], at_once: int, look: Callable[[], None], poll_s: float) -> None:
+    def run(self, jobs: Sequence[Callable[[], None]], look: Callable[[], None], poll_s: float) -> None:
         """Do all jobs. If one of them fails, or `look`, the trainings of the others are ended.
 
         Args:
@@ -56,20 +65,25 @@ class Pool:
         Raises:
             KeyboardInterrupt: raised again after all trainings have ended; a second one kills them.
         """
-        with ThreadPoolExecutor(at_once) as threads:
-            working: list[Future[None]] = []
-            try:
-                working += [threads.submit(self._do, job) for job in jobs]
-                while wait(working, poll_s).not_done:
-                    look()
-            except BaseException:
-                for grace_s in (self._grace_s, 0.0):
-                    self._end(grace_s)
-                    with suppress(KeyboardInterrupt):
-                        wait(working)
-                raise
-            for done in working:
-                done.result()
+        self._pipe, kept_open = os.pipe()
+        working: list[Future[None]] = []
+        try:
+            with ThreadPoolExecutor(self.at_once) as threads:
+                try:
+                    working += [threads.submit(self._do, job) for job in jobs]
+                    while wait(working, poll_s).not_done:
+                        look()
+                except BaseException:
+                    for grace_s in (self._grace_s, 0.0):
+                        self._end(grace_s)
+                        with suppress(KeyboardInterrupt):
+                            wait(working)
+                    raise
+        finally:
+            os.close(self._pipe)
+            os.close(kept_open)
+        for done in working:
+            done.result()
 
     def _do(self, job: Callable[[], None]) -> None:
         try:
@@ -98,50 +112,46 @@ class Pool:
 
         return look
 
+    def run_command(self, name: str, arguments: Sequence[str], log: Path, mode: str = "wb") -> int:
+        """Wait for a command in a process of its own, which ends with the jobs or with this process.
 
-@contextmanager
-def pipe_that_ends_here() -> Iterator[int]:
-    """Yield a pipe that only this process can write to: its end tells `run_command_in_pool`'s that this one has ended.
+        Args:
+            name: of the command, such as `train`.
+            log: gets what it prints; opened with `mode`.
 
-    It has an end also if this process is killed.
-    """
-    pipe, kept_open = os.pipe()
-    try:
-        yield pipe
-    finally:
-        os.close(pipe)
-        os.close(kept_open)
+        Returns:
+            Its exit code; negative for a signal.
+        """
+        paths = os.pathsep.join(path for path in sys.path if path)
+        with open(log, mode, opener=open_regular) as output:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", f"marl_sb3.{name}", *arguments),
+                    *(f"--import={module}" for module in imported_modules()),
+                ],
+                stdout=output,
+                stderr=output,
+                stdin=self._pipe,
+                env={**os.environ, "OMP_NUM_THREADS": str(self.cores), "PYTHONPATH": paths, ENDS_WITH_INPUT: "1"},
+                **apart(),  # Ctrl-C reaches only this process, which ends them
+            )
+        end_if_wanted = self.ender(lambda kills: process.kill() if kills else ask_to_end(process))
+        while (code := process.poll()) is None:
+            end_if_wanted()
+            time.sleep(POLL_S)
+        return code
 
+    def note_end(self, log: Path, how: str | None) -> str | None:
+        """Note how the process of a job has ended; returns in words that too many have died in a row; else None.
 
-def run_command_in_pool(
-    pool: Pool, name: str, arguments: Sequence[str], log: Path, pipe: int, cores: int, mode: str = "wb"
-) -> int:
-    """Wait for a command in a process of its own, which ends with its pool or with this process; returns its exit code.
-
-    Args:
-        name: of the command, such as `train`.
-        log: gets what it prints; opened with `mode`.
-        pipe: see `pipe_that_ends_here`.
-        cores: threads that it may use.
-    """
-    paths = os.pathsep.join(path for path in sys.path if path)
-    with open(log, mode, opener=open_regular) as output:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", f"marl_sb3.{name}", *arguments),
-                *(f"--import={module}" for module in imported_modules()),
-            ],
-            stdout=output,
-            stderr=output,
-            stdin=pipe,
-            env={**os.environ, "OMP_NUM_THREADS": str(cores), "PYTHONPATH": paths, ENDS_WITH_INPUT: "1"},
-            **apart(),  # Ctrl-C reaches only this process, which ends them
-        )
-    end_if_wanted = pool.ender(lambda kills: process.kill() if kills else ask_to_end(process))
-    while (code := process.poll()) is None:
-        end_if_wanted()
-        time.sleep(POLL_S)
-    return code
+        Args:
+            log: of the process.
+            how: it has died before its work was done; None: it has done its work.
+        """
+        self._deaths = 0 if how is None else self._deaths + 1
+        if self._deaths <= MOST_DEATHS or self.is_ending:
+            return None
+        return f"worker processes end with {how} again and again, the last one saying {last_line(log)!r}; see {log}"
 
 
 # --- Seeds ------------------------------------------------------------------------------------------------------------
@@ -190,6 +200,7 @@ class SeedRuns:
         shown: the folder as the user gave it, for messages.
         config: the resolved configuration, with one of the seeds.
         runs: a training run for each seed.
+        jobs: those that train.
 
     Raises:
         ConfigError: a setting does not fit, or the folder is not empty.
@@ -208,7 +219,7 @@ class SeedRuns:
         self.config = resolve(config.changed({"seed": seeds[0]}), trust_pickle=trust_pickle)
         self.runs = [SeedRun(seed, self.path / f"seed-{seed}", self.shown / f"seed-{seed}") for seed in seeds]
         of_one = config.n_workers if isinstance(config.n_workers, int) else available_cores()
-        self.at_once = max(1, min(len(seeds), available_cores() // max(1, of_one)))
+        self.jobs = Jobs(max(1, min(len(seeds), available_cores() // max(1, of_one))))
         self._arguments = ["--hparams", str(self.path / SETTINGS_FILE), "--env", config.env, "--quiet", "--trust-file"]
         self._arguments += ["--trust-pickle"] if trust_pickle else []
         # The processes divide the cores among them, which decides how many policies each updates at a time.
@@ -229,17 +240,13 @@ class SeedRuns:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         write_whole(self.path / SETTINGS_FILE, self._settings)
-        pool = Pool()
-        with pipe_that_ends_here() as pipe:
-            jobs = [partial(self._train, pool, run, pipe, on_end) for run in self.runs]
-            pool.run(jobs, self.at_once, watch, POLL_S)
+        self.jobs.run([partial(self._train, run, on_end) for run in self.runs], watch, POLL_S)
 
-    def _train(self, pool: Pool, run: SeedRun, pipe: int, on_end: Callable[[SeedRun], None]) -> None:
+    def _train(self, run: SeedRun, on_end: Callable[[SeedRun], None]) -> None:
         """Wait for the training with one seed; it ends as a command does."""
-        cores = max(1, available_cores() // self.at_once)
         run.is_running = True
         arguments = [*self._arguments, "--seed", str(run.seed), "--run-dir", str(run.folder)]
-        run.exit_code = run_command_in_pool(pool, "train", arguments, run.log, pipe, cores)
+        run.exit_code = self.jobs.run_command("train", arguments, run.log)
         run.is_running = False
         if run.is_done:
             run.result = last_result(run.folder)

@@ -209,7 +209,7 @@ def _run_and_env(folder: Path, env: str) -> str:
 def execute_and_show_seeds(runs: SeedRuns, most_agents: int | None = MOST_AGENTS) -> None:
     """Train with several seeds, and print how each ends, and the means over those that were trained to their end."""
     console, last_line_s = standard_console(), time.monotonic()
-    at_once = f"{counted(runs.at_once, 'training run')} at a time; folder of the runs: {runs.shown}"
+    at_once = f"{counted(runs.jobs.at_once, 'training run')} at a time; folder of the runs: {runs.shown}"
     _print_lines(console, [*_settings(runs.config, counted(len(runs.runs), "seed")), at_once])
 
     def watch() -> None:

@@ -14,12 +14,12 @@ from marl_sb3.core.config.values import counted
 from marl_sb3.core.learners.learner import available_cores
 from marl_sb3.errors import MarlSb3Error
 from marl_sb3.extensions.display.tables import progress_bars
-from marl_sb3.files.regular import last_line
+from marl_sb3.extensions.remote.processes.worker import ending
 from marl_sb3.results.result_log import last_result
-from marl_sb3.runs.jobs import Pool, pipe_that_ends_here, run_command_in_pool
+from marl_sb3.runs.jobs import Jobs
 from marl_sb3.tools.benchmarking.outcome import how_it_ended
 from marl_sb3.tools.benchmarking.plan import Benchmark, Training
-from marl_sb3.tools.benchmarking.working import MOST_CLAIMS, Claims
+from marl_sb3.tools.benchmarking.working import Claims
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,35 +57,32 @@ def run_benchmark(
     say(f"{counted(len(benchmark.trainings), 'training')}, {done} done, {at_once} at a time; folder: {benchmark.shown}")
     if not waiting:
         return
-    pool = Pool()
+    jobs = Jobs(at_once)
     bars = progress_bars()
     bars.disable = bars.disable or quiet
-    with pipe_that_ends_here() as pipe, bars:
+    with bars:
         # Bars would draw over lines that go another way.
         look = _ProgressView(
             benchmark, waiting, bars, say if bars.disable else partial(bars.console.print, soft_wrap=True)
         )
-        worker = partial(_keep_working, pool, benchmark, options, pipe, max(1, available_cores() // at_once))
-        pool.run([worker] * at_once, at_once, look, POLL_S)
+        jobs.run([partial(_keep_working, jobs, benchmark, options)] * at_once, look, POLL_S)
         look()
 
 
-def _keep_working(pool: Pool, benchmark: Benchmark, options: Sequence[str], pipe: int, cores: int) -> None:
+def _keep_working(jobs: Jobs, benchmark: Benchmark, options: Sequence[str]) -> None:
     """Have a process work while there is something to do, and wait while only others have something to do."""
-    claims, lost = Claims(), 0
-    logs = benchmark.folder / "workers"
+    claims, logs = Claims(), benchmark.folder / "workers"
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}.log"
     arguments = [benchmark.file, "--folder", str(benchmark.folder), "--worker", *options]
-    while not pool.is_ending and (before := benchmark.open()):
+    while not jobs.is_ending and (before := benchmark.open()):
         if not any(map(claims.may_claim, before)):
             time.sleep(POLL_S)
             continue
-        code = run_command_in_pool(pool, "benchmark", arguments, log, pipe, cores, "ab")
-        lost = lost + 1 if code and len(benchmark.open()) == len(before) else 0
-        if lost > MOST_CLAIMS and not pool.is_ending:
-            last = last_line(log)
-            raise WorkersEndError(f"processes end again and again, the last one saying {last!r}; see {log}")
+        code = jobs.run_command("benchmark", arguments, log, "ab")
+        has_worked = not code or len(benchmark.open()) < len(before)
+        if (words := jobs.note_end(log, None if has_worked else ending(code))) is not None:
+            raise WorkersEndError(words)
 
 
 class _ProgressView:

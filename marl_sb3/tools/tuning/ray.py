@@ -26,7 +26,7 @@ from marl_sb3.extensions.remote.processes.pool import differing, versions
 from marl_sb3.extensions.remote.processes.ray import Connection
 from marl_sb3.extensions.remote.ray import RaySettings
 from marl_sb3.runs.folder import remove_run
-from marl_sb3.runs.jobs import Pool
+from marl_sb3.runs.jobs import Jobs
 from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.workers import Continuation, GoesOn, Train, TrainedRun, TrainerLostError, train_here
@@ -78,14 +78,14 @@ class RayTrainer:
             raise ConfigError(f"a process of the cluster has {fault}", key="ray")
 
     @contextmanager
-    def workers(self, _: TuneStudy, count: int, pool: Pool) -> Iterator[Mapping[str, Train]]:
+    def workers(self, _: TuneStudy, jobs: Jobs) -> Iterator[Mapping[str, Train]]:
         """See `Trainer`."""
-        names = [f"ray-{os.getpid()}-{secrets.token_hex(2)}" for _ in range(count)]
-        yield dict.fromkeys(names, partial(self.train, pool))
+        names = [f"ray-{os.getpid()}-{secrets.token_hex(2)}" for _ in range(jobs.at_once)]
+        yield dict.fromkeys(names, partial(self.train, jobs))
 
     def train(
         self,
-        pool: Pool,
+        jobs: Jobs,
         config: TrainConfig | Continuation,
         folder: Path,
         factory: EnvFactory | None,
@@ -97,7 +97,7 @@ class RayTrainer:
         remote = self._ray.remote(train_remotely).options(**self._options)
         training = remote.remote(config, factory, None if goes_on is None else self._pruning, job, imported_modules())
         # As Ctrl-C in its process, or a kill.
-        end_if_wanted = pool.ender(lambda kills: self._ray.cancel(training, force=kills, recursive=kills))
+        end_if_wanted = jobs.ender(lambda kills: self._ray.cancel(training, force=kills, recursive=kills))
         while not self._ray.wait([training], timeout=_POLL_S)[0]:
             end_if_wanted()
             result = None if goes_on is None else self._ray.get(self._pruning.question.remote(job))
@@ -110,7 +110,7 @@ class RayTrainer:
         except self._ray.exceptions.RayTaskError:
             raise
         except self._ray.exceptions.RayError as error:
-            if pool.is_ending:  # it was killed
+            if jobs.is_ending:  # it was killed
                 return TrainedRun(folder, interrupted=True)
             raise TrainerLostError(f"the process of the cluster has ended: {type(error).__name__}") from error
         folder = folder.absolute()

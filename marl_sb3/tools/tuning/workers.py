@@ -23,7 +23,6 @@ import optuna
 from filelock import FileLock, Timeout
 
 from marl_sb3.core.envs.registry import EnvFactory, env_factory, register_env
-from marl_sb3.core.learners.learner import available_cores
 from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.metrics.opposition import Opposition
 from marl_sb3.core.training.callback import TrainingCallback
@@ -34,15 +33,14 @@ from marl_sb3.extensions.remote.processes.fork_server import fork_server
 from marl_sb3.extensions.remote.processes.messages import ProcessContext, by_value, packed_request
 from marl_sb3.extensions.remote.processes.serve import Link
 from marl_sb3.extensions.remote.processes.worker import (
-    RestartBudget,
     Worker,
     WorkerLostError,
     WorkerRefusedError,
     ending,
 )
-from marl_sb3.files.regular import last_line, open_regular
+from marl_sb3.files.regular import open_regular
 from marl_sb3.runs.execution import execute
-from marl_sb3.runs.jobs import Pool
+from marl_sb3.runs.jobs import Jobs
 from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.runs.start import prepare, resume_own
 from marl_sb3.signals import interrupting
@@ -57,7 +55,6 @@ POLL_S = 0.5  # time between checks of the workers
 MODULES = f"numba,{__name__}"  # what the fork server of workers imports
 OPPOSITION = "opposition"  # in a result that a training asks about: what `PruningCallback` has found
 _START_S = 600.0  # longest time in which a worker imports the env
-_MAX_DEATHS = 3  # of workers in a row while no training is finished
 
 _numbers = itertools.count()  # make the names of all workers of this process unique
 
@@ -156,8 +153,8 @@ def train_here(
 # Trains a claimed trial of a study and stores the outcome; returns False if it was interrupted.
 RunTrial = Callable[[TuneStudy, optuna.trial.Trial, Train], bool]
 
-# Opens so many workers, which train in a pool, and closes them: name -> how it trains.
-Trainer = Callable[[TuneStudy, int, Pool], AbstractContextManager[Mapping[str, Train]]]
+# Opens as many workers as there are jobs at once, and closes them: name -> how it trains.
+Trainer = Callable[[TuneStudy, Jobs], AbstractContextManager[Mapping[str, Train]]]
 
 
 def run_jobs(
@@ -189,14 +186,10 @@ def run_jobs(
                 if not work(study, queue, run, f"{IN_PROCESS}{os.getpid()}-{next(_numbers)}", train_here, look):
                     raise KeyboardInterrupt
             else:
-                pool = Pool(GRACE_S)
-                with (trainer or local_workers)(study, workers, pool) as trains:
-                    pool.run(
-                        [partial(_work_in_pool, pool, study, queue, run, *worker) for worker in trains.items()],
-                        workers,
-                        look,
-                        POLL_S,
-                    )
+                jobs = Jobs(workers, GRACE_S)
+                with (trainer or local_workers)(study, jobs) as trains:
+                    several = [partial(_keep_working, jobs, study, queue, run, *worker) for worker in trains.items()]
+                    jobs.run(several, look, POLL_S)
         except OSError as error:
             if not is_disk_full(error):
                 raise
@@ -250,28 +243,27 @@ def work(
     return True
 
 
-def _work_in_pool(pool: Pool, study: TuneStudy, queue: TrialQueue, run: RunTrial, name: str, train: Train) -> None:
-    while not work(study, queue, run, name, train, is_wanted=lambda: not pool.is_ending):
-        pass  # that training alone was interrupted, or the pool ends
+def _keep_working(jobs: Jobs, study: TuneStudy, queue: TrialQueue, run: RunTrial, name: str, train: Train) -> None:
+    while not work(study, queue, run, name, train, is_wanted=lambda: not jobs.is_ending):
+        pass  # that training alone was interrupted, or all end
 
 
 # --- Processes of this machine ---------------------------------------------------------------------------------------
 
 
 @contextmanager
-def local_workers(study: TuneStudy, count: int, pool: Pool) -> Iterator[Mapping[str, Train]]:
+def local_workers(study: TuneStudy, jobs: Jobs) -> Iterator[Mapping[str, Train]]:
     """See `Trainer`: each worker has a process, and all divide the cores among them."""
     env, path = study.search.env, importable_id(study.search.env, study.factory)
-    require_fork("--workers", count, "1, or a Ray cluster of Linux")
+    require_fork("--workers", jobs.at_once, "1, or a Ray cluster of Linux")
     if path is None:
-        words = f"env {env!r} cannot be imported by {count} worker processes"
+        words = f"env {env!r} cannot be imported by {jobs.at_once} worker processes"
         raise ConfigError(f"{words}; accepted: a class or function of a module, or one worker", key="env")
     fork_server(MODULES)  # in this thread: the system ends it with the thread that has started it
-    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, available_cores() // count))}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(jobs.cores)}
     make = (replace(ProcessContext.here(imports=True), environment=environment), by_value((_Training, (env, path))))
-    deaths = RestartBudget(_MAX_DEATHS)
     with ExitStack() as cleanup:
-        workers = [_WorkerProcess(study.folder / "workers", make, pool, deaths) for _ in range(count)]
+        workers = [_WorkerProcess(study.folder / "workers", make, jobs) for _ in range(jobs.at_once)]
         for worker in workers:
             cleanup.callback(worker.close)
         yield {worker.name: worker.train for worker in workers}
@@ -283,13 +275,12 @@ class _WorkerProcess:
     Args:
         folder: of its log.
         make: the arguments of the request that makes what the process serves.
-        pool: that it works in.
-        deaths: of all workers.
+        jobs: of all workers.
     """
 
-    def __init__(self, folder: Path, make: Sequence[Any], pool: Pool, deaths: RestartBudget) -> None:
+    def __init__(self, folder: Path, make: Sequence[Any], jobs: Jobs) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
-        self._log, self._make, self._pool, self._deaths = folder / f"{self.name}.log", make, pool, deaths
+        self._log, self._make, self._jobs = folder / f"{self.name}.log", make, jobs
         self._worker: Worker | None = None
         self._answers = -1  # a pipe to the process
 
@@ -308,29 +299,26 @@ class _WorkerProcess:
 
         try:
             worker = self._worker or self._start()
-            end_if_wanted = self._pool.ender(lambda kills: worker.send_signal(KILL if kills else signal.SIGTERM))
+            end_if_wanted = self._jobs.ender(lambda kills: worker.send_signal(KILL if kills else signal.SIGTERM))
             arguments = config, folder.absolute(), goes_on is not None
             run: TrainedRun = worker.ask("train", *arguments, on_news=answer, on_look=end_if_wanted)
         except WorkerLostError as error:
             self.close()
-            if self._pool.is_ending:  # it was killed
+            if self._jobs.is_ending:  # it was killed
                 return TrainedRun(folder, interrupted=True)
-            self._require_progress(ending(error.code))
+            self._note_end(ending(error.code))
             raise TrainerLostError(str(error), by_others=error.code is None) from error
         except Exception:
-            self._deaths.succeeded()
+            self._note_end(None)
             raise
-        if run.interrupted and not self._pool.is_ending:  # by a signal from elsewhere
-            self._require_progress("an interruption")
-        else:
-            self._deaths.succeeded()
+        self._note_end(
+            "an interruption" if run.interrupted else None
+        )  # by a signal from elsewhere, or by the end of all
         return run
 
-    def _require_progress(self, how: str) -> None:
-        if self._deaths.lost():
-            last = last_line(self._log)
-            words = f"worker processes end with {how} again and again"
-            raise SearchError(f"{words}, the last one saying {last!r}; see {self._log}")
+    def _note_end(self, how: str | None) -> None:
+        if (words := self._jobs.note_end(self._log, how)) is not None:
+            raise SearchError(words)
 
     def _start(self) -> Worker:
         answers, self._answers = os.pipe()

@@ -12,7 +12,7 @@ from typing import Any
 
 from searches import finished, pretend, work_on
 
-from marl_sb3.runs.jobs import Pool
+from marl_sb3.runs.jobs import Jobs
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.ray import PruningServer, packed, unpack
 from marl_sb3.tools.tuning.trial import DEATHS, ERROR, KILLED
@@ -56,7 +56,7 @@ def test_threads_draw_their_own_parameters(in_tmp: Path) -> None:
         return pretend(*arguments)
 
     jobs = [partial(work, other, other.queue, run_trial, f"worker {number}", train) for number in range(2)]
-    Pool().run(jobs, 2, lambda: None, 0.01)
+    Jobs(2).run(jobs, lambda: None, 0.01)
     assert sorted(finished(one), key=str) == sorted(finished(other), key=str)
 
 
