@@ -8,6 +8,7 @@ import logging
 import math
 import warnings
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -74,7 +75,9 @@ def build(
     ask = getattr(kwargs.get("features_extractor_class"), "arguments_for", None)
     if processing is not None and ask is not None:  # the extractor's arguments depend on how observations are processed
         kwargs["features_extractor_kwargs"] = {**(kwargs.get("features_extractor_kwargs") or {}), **ask(processing)}
-    env = SpacesOnlyVecEnv(rows.num_rows, rows.zero_based_observations.space, rows.zero_based_actions.space)
+    # The space that agents observe is copied: networks for images draw from it, and others from that of the env.
+    observed = deepcopy(rows.zero_based_observations.space)
+    env = SpacesOnlyVecEnv(rows.num_rows, observed, rows.zero_based_actions.space)
     arguments = {"policy": policy_class, "env": env, "seed": seed, **settings}
     with warnings.catch_warnings():
         # `check_rollout` gives the same warning in one line.
@@ -93,6 +96,7 @@ def build(
             raise ConfigError(f"policy {rows.policy_id!r}: {words}") from error
     if epsilon is not None:
         made.exploration_schedule = FloatSchedule(epsilon)  # instead of SB3's line
+    made.observation_space.seed(seed)  # equal trainings have equal states; SB3 seeds the space of actions alone
     return made  # type: ignore[no-any-return]
 
 

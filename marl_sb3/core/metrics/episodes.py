@@ -96,7 +96,8 @@ class InfoAccumulator(Stateful):
             seen = ~np.isnan(new)
             start = np.isnan(self.so_far)
             self.so_far = np.where(seen, np.where(start, new, self._combine(self.so_far, new)), self.so_far)
-            self.count += seen
+            if self.metric.reduce == "mean":
+                self.count += seen
 
     def _fault(self, step: VecStep, lengths: Array, agent: AgentID) -> EnvError:
         """Make the error for the first info that is not a number."""

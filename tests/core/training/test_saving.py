@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch as th
+from gymnasium import spaces
+from small_runs import leaves
 from small_trainings import CASES, SMALL, Remembers, arena, assert_same, build, tensors_of
+from toy_envs import RandomEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec
@@ -43,6 +47,19 @@ def scramble() -> None:
     random.seed(99)
     np.random.seed(98)  # noqa: NPY002
     th.manual_seed(97)
+
+
+def test_equal_trainings_save_equal_states(tmp_path: Path) -> None:
+    """Whatever others draw from the spaces of the env; a network for images draws a sample, too."""
+    image, states = spaces.Box(0, 255, (36, 36, 1), np.uint8), []
+    for _ in range(2):
+        env = marl_sb3.make_vec_env(partial(RandomEnv, image, spaces.Discrete(2)), n_envs=2, seed=1)
+        spec = PolicySpec(marl_sb3.PPO, "CnnPolicy", n_epochs=1, batch_size=8)
+        algorithm = MultiAgentAlgorithm(env, {"shared": spec}, n_steps=4, seed=3)
+        env.groups[0].observation_space.sample()
+        algorithm.train_iteration()
+        states.append({*leaves(algorithm.get_state()[0])})
+    assert states[0] == states[1]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -178,7 +178,8 @@ def note_infos(running: Running, infos: Array, step: int, last: Last) -> None:
             else:
                 so_far += new
             running.metrics[metric, i] = so_far
-            running.counts[metric, i] += 1.0
+            if how == MEAN:
+                running.counts[metric, i] += 1.0
 
 
 @strict_kernel
