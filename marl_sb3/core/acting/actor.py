@@ -16,7 +16,7 @@ from marl_sb3.core.processing.processing import RescaleActions
 from marl_sb3.core.processing.rows import RowProcessing
 from marl_sb3.core.sb3.inference import States, noise, noise_of_rows, uses_noise
 from marl_sb3.core.sb3.traits import trait
-from marl_sb3.core.state.fields import Fields, Stateful, array, arrays, integer, part
+from marl_sb3.core.state.fields import Fields, Stateful, array, part, scalar
 from marl_sb3.core.vec_env.observations import ZeroBased, with_rows
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError, NumericError
@@ -82,9 +82,9 @@ class Actor(Stateful):
     """
 
     fields: ClassVar[Fields] = {
-        "step": integer("step"),
+        "step": scalar("step"),
         "starts": array("starts"),
-        "states": arrays("states"),
+        "states": array("states"),
         "noise": noise("policy.algorithm"),
         "row_noise": part("policy.row_noise"),
         "processing": part("processing"),

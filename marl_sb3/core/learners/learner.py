@@ -350,7 +350,7 @@ class Learner(Stateful, ABC):
         """Check what actor or experience has saved; new episodes begin if the number of envs has changed."""
         if saved.num_envs != self.rows.num_envs:
             return None if acting is None else acting.begin_episodes
-        return saved.null(name) if acting is None else acting.read_state(saved.fields(name))
+        return saved.like(name, None) if acting is None else acting.read_state(saved.fields(name))
 
 
 def _of_part(of_learner: Part) -> Field:

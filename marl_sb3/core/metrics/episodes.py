@@ -14,19 +14,8 @@ import numpy as np
 from marl_sb3.core.config.values import PositiveInt, require, require_ids
 from marl_sb3.core.envs.converted import BENEATH
 from marl_sb3.core.metrics.names import Result
-from marl_sb3.core.state.fields import (
-    Commit,
-    Field,
-    Fields,
-    SavedPart,
-    Stateful,
-    counts,
-    in_order,
-    parts,
-    sums,
-    sums_or_nan,
-)
-from marl_sb3.core.state.state import State, StateReader, without_nan
+from marl_sb3.core.state.fields import Commit, Field, Fields, SavedPart, Stateful, array, in_order, part, sums_or_nan
+from marl_sb3.core.state.state import AS_COUNTS, AS_SUMS, State, StateReader, without_nan
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError, EnvError, refuse, require_known
@@ -63,7 +52,7 @@ class InfoMetric:
 class InfoAccumulator(Stateful):
     """The running value of one `InfoMetric` in each of E envs."""
 
-    fields: ClassVar[Fields] = {"value": sums_or_nan("so_far"), "count": sums("count")}
+    fields: ClassVar[Fields] = {"value": sums_or_nan("so_far"), "count": array("count", *AS_SUMS)}
 
     def __init__(self, name: str, metric: InfoMetric, agents: Iterable[AgentID], num_envs: int) -> None:
         self._name = name
@@ -300,15 +289,15 @@ class EpisodeTracker(Stateful):
     # --- State -------------------------------------------------------------------------------------------------------
 
     fields: ClassVar[Fields] = {
-        "returns": sums("returns"),
-        "agent_steps": counts("agent_steps"),
-        "lengths": counts("lengths"),
+        "returns": array("returns", *AS_SUMS),
+        "agent_steps": array("agent_steps", *AS_COUNTS),
+        "lengths": array("lengths", *AS_COUNTS),
         "running_s": Field(
             lambda self: time.perf_counter() - self.started_s,
-            lambda self, state, name: state.sums(name, self.started_s.shape),
+            lambda self, state, name: state.array(name, np.float64, self.started_s.shape, *AS_SUMS),
             lambda self, running_s: setattr(self, "started_s", time.perf_counter() - running_s),
         ),
-        "custom": parts("accumulators"),
+        "custom": part("accumulators"),
         "finished": Field(
             lambda self: self._finished(), lambda self, state, name: self._read_finished(state.fields(name))
         ),
@@ -346,17 +335,17 @@ class EpisodeTracker(Stateful):
         return np.array(numbers, np.int64).reshape(len(numbers), len(self._agents))
 
     def _read_finished(self, state: StateReader) -> Commit:
-        env_index, listed = state.counts("env_index", (None,)), state.listed("added")
+        env_index, listed = state.array("env_index", np.int64, (None,), *AS_COUNTS), state.listed("added")
         added = list(map(listed.string, listed))
         n, agents, names = len(env_index), self._agents, [*self.custom_metrics, *added]
         played = state.array("played", np.int64, (n, len(agents)), 0).tolist() if self._candidates else []
         columns = (
             env_index,
-            state.counts("length", (n,)),
+            state.array("length", np.int64, (n,), *AS_COUNTS),
             state.sums_or_nan("agent_returns", (n, len(agents))),
-            state.counts("agent_steps", (n, len(agents))),
+            state.array("agent_steps", np.int64, (n, len(agents)), *AS_COUNTS),
             state.sums_or_nan("custom", (n, len(names))),
-            state.sums("duration_s", (n,)),
+            state.array("duration_s", np.float64, (n,), *AS_SUMS),
         )
         policies = (
             [self._policies_of(numbers, state) for numbers in played] if self._candidates else n * [self._policy_of]

@@ -9,7 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from marl_sb3.core.metrics.statistics import wilson_interval
-from marl_sb3.core.state.fields import Fields, Stateful, counts, number, sums, sums_or_nan
+from marl_sb3.core.state.fields import Fields, Stateful, array, scalar, sums_or_nan
+from marl_sb3.core.state.state import AS_COUNTS, AS_SUMS
 from marl_sb3.output import printable
 from marl_sb3.types import AgentID, Array, PolicyID
 
@@ -44,11 +45,11 @@ class Opposition(Stateful):
 
     fields: ClassVar[Fields] = {
         "before": sums_or_nan("_before"),
-        "pairs": counts("_pairs"),
-        "squares": sums("_squares"),
-        "complete": counts("_complete"),
-        "complete_squares": sums("_complete_squares"),
-        "total": number("_total"),
+        "pairs": array("_pairs", *AS_COUNTS),
+        "squares": array("_squares", *AS_SUMS),
+        "complete": array("_complete", *AS_COUNTS),
+        "complete_squares": array("_complete_squares", *AS_SUMS),
+        "total": scalar("_total"),
     }
 
     def __init__(self, agents: Sequence[AgentID], policy_of: Mapping[AgentID, PolicyID] | None = None) -> None:

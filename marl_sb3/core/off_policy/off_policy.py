@@ -181,7 +181,7 @@ class OffPolicyLearner(Learner):
         **Learner.fields,
         "replay": Field(
             lambda self: self.buffer.get_state() if self.trained else None,
-            lambda self, saved, name: self._read_replay(saved) if self.trained else saved.null(name),
+            lambda self, saved, name: self._read_replay(saved) if self.trained else saved.like(name, None),
         ),
         **OFF_POLICY_COUNTS,
     }

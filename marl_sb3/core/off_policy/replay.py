@@ -18,7 +18,7 @@ from marl_sb3.core.envs.converted import MASK
 from marl_sb3.core.experience import Experience
 from marl_sb3.core.sb3.private import after_step, set_progress_remaining
 from marl_sb3.core.state.checkpoint import Form, TensorFile, pieces
-from marl_sb3.core.state.fields import Commit, Fields, Stateful, array, arrays, boolean, integer, part
+from marl_sb3.core.state.fields import Commit, Fields, Stateful, array, part, scalar
 from marl_sb3.core.state.state import MAX_COUNT, StateReader
 from marl_sb3.core.vec_env.masks import mask_fault
 from marl_sb3.core.vec_env.observations import joined_observations, map_arrays, pairs, with_rows, zeros
@@ -170,9 +170,9 @@ class TurnAwareReplay(TransitionBuffer):
     """
 
     fields: ClassVar[Fields] = {
-        "pos": integer("pos", 0, lambda self: self.buffer_size - 1),
-        "filled": integer("_filled", 0, lambda self: self.n_envs - 1),
-        "full": boolean("full"),
+        "pos": scalar("pos", 0, lambda self: self.buffer_size - 1),
+        "filled": scalar("_filled", 0, lambda self: self.n_envs - 1),
+        "full": scalar("full"),
     }
 
     _filled: int = 0  # places of the line `pos` that hold a transition
@@ -284,7 +284,7 @@ class OpenTransitions(Stateful):
     fields: ClassVar[Fields] = {
         "rows": array("rows"),
         "actions": array("_actions"),
-        "observations": arrays("_observations"),
+        "observations": array("_observations"),
     }
 
     def __init__(self, actor: Actor, observation_space: spaces.Space[Any]) -> None:
@@ -299,7 +299,7 @@ class OpenTransitions(Stateful):
 
     @override
     def all_fields(self) -> Fields:
-        return {**self.fields, "states": arrays("_states")} if self._states else self.fields
+        return {**self.fields, "states": array("_states")} if self._states else self.fields
 
     def begin(self, acted: Acted) -> None:
         """Open a transition for each row that acts."""
@@ -347,9 +347,9 @@ class ReplayExperience(Experience):
     """
 
     fields: ClassVar[Fields] = {
-        "steps": integer("steps", 0, lambda own: own.most_steps),
-        "episodes": integer("episodes"),
-        "agent_steps": integer("agent_steps"),
+        "steps": scalar("steps", 0, lambda own: own.most_steps),
+        "episodes": scalar("episodes"),
+        "agent_steps": scalar("agent_steps"),
         "open": part("_open"),
     }
 

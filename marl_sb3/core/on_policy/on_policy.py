@@ -26,7 +26,7 @@ from marl_sb3.core.processing.processing import Processing
 from marl_sb3.core.processing.rows import process_rows
 from marl_sb3.core.sb3.tensors import count_steps
 from marl_sb3.core.sb3.traits import trait
-from marl_sb3.core.state.fields import Fields, integer
+from marl_sb3.core.state.fields import Fields, scalar
 from marl_sb3.doors import PreparedUpdate
 
 
@@ -141,4 +141,4 @@ class OnPolicyLearner(Learner):
         policy_loss, entropy_loss, value_loss = (recorded[name] for name in names)
         return float(policy_loss + self.algorithm.ent_coef * entropy_loss + self.algorithm.vf_coef * value_loss)
 
-    fields: ClassVar[Fields] = {**Learner.fields, "grad_updates": integer("algorithm.num_grad_updates")}
+    fields: ClassVar[Fields] = {**Learner.fields, "grad_updates": scalar("algorithm.num_grad_updates")}

@@ -16,7 +16,7 @@ from marl_sb3.core.acting.actor import Acted, Actor, Observed
 from marl_sb3.core.acting.policy import Decision, PolicyInputs
 from marl_sb3.core.experience import Experience
 from marl_sb3.core.sb3.traits import trait
-from marl_sb3.core.state.fields import Commit, Field, Fields, in_order, integer
+from marl_sb3.core.state.fields import Commit, Field, Fields, in_order, scalar
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.vec_env.observations import map_arrays, pairs
 from marl_sb3.core.vec_env.slot_states import require_categories, require_observed
@@ -232,9 +232,9 @@ class TurnAwareRollout(_Base):
     def _read_at(self, index: Any, state: StateReader) -> tuple[Observations, dict[str, Array]]:
         """Read what is to be at an index of the arrays."""
         observations, own = self._at(index)
-        columns = state.arrays_like("columns", own)
+        columns = state.like("columns", own)
         require_categories(columns["actions"], self.action_space, f"{state.where}/columns/actions")
-        seen = state.arrays_like("observations", observations)
+        seen = state.like("observations", observations)
         require_observed(seen, self.observation_space, f"{state.where}/observations")
         return seen, columns
 
@@ -350,7 +350,7 @@ class RolloutExperience(Experience):
     """
 
     fields: ClassVar[Fields] = {
-        "steps": integer("steps", 0, lambda own: own.algorithm.n_steps),
+        "steps": scalar("steps", 0, lambda own: own.algorithm.n_steps),
         "carried": Field(
             lambda own: None if own.carried is None else vars(own.carried),
             lambda own, state, name: None if state.value(name) is None else own.buffer.read_carried(state.fields(name)),

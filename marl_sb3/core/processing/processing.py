@@ -31,8 +31,8 @@ from marl_sb3.core.processing.processors import (
     parts_of,
     with_parts,
 )
-from marl_sb3.core.state.fields import Fields, Stateful, array, number, read_states, states_of, sums
-from marl_sb3.core.state.state import MAX_NUMBER, State, StateReader
+from marl_sb3.core.state.fields import Fields, Stateful, array, read_states, scalar, states_of
+from marl_sb3.core.state.state import AS_SUMS, MAX_NUMBER, State, StateReader
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, Observations
 
@@ -48,9 +48,9 @@ class RunningStatistics(Stateful, RunningMeanStd):
     """SB3's running mean and variance, which can also keep what came in since a certain moment."""
 
     fields: ClassVar[Fields] = {
-        "mean": sums("mean"),
+        "mean": array("mean", *AS_SUMS),
         "var": array("var", 0.0, MAX_NUMBER),
-        "count": number("count", 0.0, _MAX_COUNT),
+        "count": scalar("count", 0.0, _MAX_COUNT),
     }
 
     recent: RunningStatistics | None = None  # the same since `begin_recent`; None before the first call

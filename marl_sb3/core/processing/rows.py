@@ -11,8 +11,8 @@ from typing_extensions import override
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.processing.processing import NormalizeObservations, Processing, RescaleActions
 from marl_sb3.core.processing.processors import REWARD, FrameStack, RowMemory
-from marl_sb3.core.state.fields import Fields, Stateful, array, arrays, boolean, sums
-from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.state.fields import Fields, Stateful, array, scalar
+from marl_sb3.core.state.state import AS_SUMS, StateReader
 from marl_sb3.core.vec_env.observations import map_arrays, pairs, with_rows, zeros
 from marl_sb3.core.vec_env.slot_states import require_categories
 from marl_sb3.core.vec_env.step import VecStep
@@ -265,9 +265,9 @@ class ProcessedRows(RowProcessing):
     # What is needed to process the latest step again.
     fields: ClassVar[Fields] = {
         **RowProcessing.fields,
-        "memory": arrays("memory"),
-        "returns": sums("returns"),
-        "taken_in": boolean("_taken_in"),
+        "memory": array("memory"),
+        "returns": array("returns", *AS_SUMS),
+        "taken_in": scalar("_taken_in"),
     }
 
     @override

@@ -246,7 +246,7 @@ def noise(path: str) -> Field:
 
     def read(owner: Any, state: StateReader, name: str) -> Array | None:
         own = matrices(owner)
-        return state.null(name) if own is None else state.array(name, own.dtype, (None, *own.shape[1:]))
+        return state.like(name, None) if own is None else state.array(name, own.dtype, (None, *own.shape[1:]))
 
     def put(owner: Any, saved: Array | None) -> None:
         if saved is not None:

@@ -14,7 +14,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList, Conve
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import BasePolicy
 
-from marl_sb3.core.state.fields import Field, Fields, integer, number
+from marl_sb3.core.state.fields import Field, Fields, scalar
 from marl_sb3.core.state.state import StateReader
 
 # --- Algorithms that are not SB3's ------------------------------------------------------------------------------------
@@ -50,9 +50,9 @@ def num_updates(algorithm: BaseAlgorithm) -> int:
 
 # The counts in the state of an owner that has the algorithm as `algorithm`.
 COUNTS: Fields = {
-    "num_timesteps": integer("algorithm.num_timesteps"),
-    "n_updates": integer("algorithm._n_updates"),
-    "progress_remaining": number("algorithm._current_progress_remaining")._replace(
+    "num_timesteps": scalar("algorithm.num_timesteps"),
+    "n_updates": scalar("algorithm._n_updates"),
+    "progress_remaining": scalar("algorithm._current_progress_remaining")._replace(
         get=lambda owner: float(progress_remaining(owner.algorithm))  # without the env steps of a `Progress`
     ),
 }
@@ -62,7 +62,7 @@ def _of_dqn(attribute: str, read: Callable[[StateReader, str], float]) -> Field:
     """The field of an attribute; None for an algorithm that has none."""
     return Field(
         lambda owner: getattr(owner.algorithm, attribute, None),
-        lambda owner, state, name: read(state, name) if hasattr(owner.algorithm, attribute) else state.null(name),
+        lambda owner, state, name: read(state, name) if hasattr(owner.algorithm, attribute) else state.like(name, None),
         lambda owner, value: None if value is None else setattr(owner.algorithm, attribute, value),
     )
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 
 from marl_sb3.core.state.checkpoint import TensorFile
-from marl_sb3.core.state.state import MAX_COUNT, MAX_NUMBER, State, StateReader, without_nan
+from marl_sb3.core.state.state import State, StateReader, without_nan
 
 Commit = Callable[[], None]  # sets a state that was checked before; the content of a checkpoint cannot make it fail
 
@@ -131,50 +131,38 @@ class Stateful:
         """Called when all fields have been set: derive from them what is not saved."""
 
 
-def integer(path: str, lowest: int = 0, highest: Bound = MAX_COUNT) -> Field:
-    """An integer attribute; `path` is its name, or leads to it as in `algorithm.num_timesteps`."""
-    return Field(
-        attrgetter(path),
-        lambda owner, state, name: state.integer(name, lowest, int(highest(owner) if callable(highest) else highest)),
-        _setter(path),
-    )
+def scalar(path: str, lowest: float | None = None, highest: Bound | None = None, like: float | None = None) -> Field:
+    """A number or a bool, finite and within the bounds, of the type that the attribute has.
 
-
-def number(path: str, lowest: float = -MAX_NUMBER, highest: float = MAX_NUMBER) -> Field:
-    """A float attribute, finite."""
-    return Field(attrgetter(path), lambda _, state, name: state.number(name, lowest, highest), _setter(path))
-
-
-def boolean(path: str) -> Field:
-    """A bool attribute."""
-    return Field(attrgetter(path), lambda _, state, name: state.boolean(name), _setter(path))
-
-
-def array(path: str, lowest: float | None = None, highest: Bound | None = None) -> Field:
-    """An array, finite, of the dtype and shape that the attribute has; its numbers lie within the bounds.
-
-    None where the attribute is None.
+    Args:
+        path: the name of the attribute, or a path that leads to it as `algorithm.num_timesteps` does.
+        lowest: without it, integers are counts.
+        highest: the greatest value.
+        like: a value of the attribute's type, where the attribute or what is saved may be None.
     """
     get = attrgetter(path)
 
     def read(owner: Any, state: StateReader, name: str) -> Any:
-        if get(owner) is None:
-            return state.null(name)
-        own = np.asarray(get(owner))
+        if like is not None and state.value(name) is None:
+            return None
         most = highest(owner) if callable(highest) else highest
-        return state.array(name, own.dtype, own.shape, lowest, most)
+        return state.like(name, get(owner) if like is None else like, lowest, most)
 
-    return Field(lambda owner: None if get(owner) is None else np.array(get(owner)), read, _setter(path))
-
-
-def counts(path: str) -> Field:
-    """An array of counts: int64, not negative."""
-    return array(path, 0, MAX_COUNT)
+    return Field(get, read, _setter(path))
 
 
-def sums(path: str) -> Field:
-    """An array of sums: float64, small enough to be added up."""
-    return array(path, -MAX_NUMBER, MAX_NUMBER)
+def array(path: str, lowest: float | None = None, highest: Bound | None = None) -> Field:
+    """An array, finite, of the dtype and shape that the attribute has; or mappings and tuples of such arrays.
+
+    Its numbers lie within the bounds. None where the attribute is None.
+    """
+    get = attrgetter(path)
+
+    def read(owner: Any, state: StateReader, name: str) -> Any:
+        most = highest(owner) if callable(highest) else highest
+        return state.like(name, _copied(get(owner)), lowest, most)
+
+    return Field(lambda owner: _copied(get(owner)), read, _setter(path))
 
 
 def sums_or_nan(path: str) -> Field:
@@ -187,31 +175,22 @@ def sums_or_nan(path: str) -> Field:
     )
 
 
-def arrays(path: str) -> Field:
-    """An array, or mappings and tuples of arrays, of the names, dtypes and shapes that the attribute has."""
-    get = attrgetter(path)
-    return Field(
-        lambda owner: _copies(get(owner)), lambda owner, state, name: state.arrays_like(name, get(owner)), _setter(path)
-    )
-
-
 def part(path: str) -> Field:
-    """An object with a state of its own; None where the owner has none."""
+    """An object with a state of its own, or a mapping of names to such objects; None where the owner has none."""
     get = attrgetter(path)
+
+    def states(owner: Any) -> State | None:
+        own = get(owner)
+        return None if own is None else states_of(own) if isinstance(own, Mapping) else own.get_state()
 
     def read(owner: Any, state: StateReader, name: str) -> Any:
         own = get(owner)
-        return state.null(name) if own is None else own.read_state(state.fields(name))
+        if own is None:
+            return state.like(name, None)
+        saved = state.fields(name)
+        return read_states(own, saved) if isinstance(own, Mapping) else own.read_state(saved)
 
-    return Field(lambda owner: None if get(owner) is None else get(owner).get_state(), read)
-
-
-def parts(path: str) -> Field:
-    """A mapping of names to objects with states of their own."""
-    get = attrgetter(path)
-    return Field(
-        lambda owner: states_of(get(owner)), lambda owner, state, name: read_states(get(owner), state.fields(name))
-    )
+    return Field(states, read)
 
 
 def states_of(objects: Mapping[str, Stateful]) -> State:
@@ -225,22 +204,15 @@ def read_states(objects: Mapping[str, Stateful], state: StateReader) -> Commit:
     return in_order([each.read_state(state.fields(name)) for name, each in objects.items()])
 
 
-def optional(field: Field) -> Field:
-    """The same, or None."""
-
-    def read(owner: Any, state: StateReader, name: str) -> Any:
-        return None if state.value(name) is None else field.read(owner, state, name)
-
-    return field._replace(read=read)
-
-
 def _setter(path: str) -> Callable[[Any, Any], None]:
     """A function that sets the attribute to which a path leads."""
     owners, _, name = path.rpartition(".")
     return lambda owner, value: setattr(attrgetter(owners)(owner) if owners else owner, name, value)
 
 
-def _copies(own: Any) -> Any:
+def _copied(own: Any) -> Any:
+    if own is None:
+        return None
     if isinstance(own, Mapping):
-        return {name: _copies(each) for name, each in own.items()}
-    return own.copy() if isinstance(own, np.ndarray) else [_copies(each) for each in own]
+        return {name: _copied(each) for name, each in own.items()}
+    return [_copied(each) for each in own] if isinstance(own, tuple) else np.array(own)

@@ -21,6 +21,7 @@ State = dict[str, Any]
 MAX_SEED = 2**128
 MAX_COUNT = 2**53  # more than any run counts; sums with it fit 64 bits
 MAX_NUMBER = 1e300  # sums of such numbers are finite
+AS_COUNTS, AS_SUMS = (0, MAX_COUNT), (-MAX_NUMBER, MAX_NUMBER)  # bounds of the numbers in arrays of counts, and of sums
 _MAX_TEXT = 1000  # characters
 _SHOWN = 80  # characters of a wrong value in a message
 
@@ -80,13 +81,6 @@ class StateReader:
         """A reader of the dictionary in a field."""
         return StateReader(self.value(name), f"{self.where}/{name}")
 
-    def items(self, name: str, length: int | None = None) -> list[Any]:
-        """A list; of this length, if one is given."""
-        value = self.value(name)
-        if not isinstance(value, list) or length not in (None, len(value)):
-            raise self.error(name, value, "a list" if length is None else f"a list of {length}")
-        return value
-
     def integer(self, name: str, minimum: int = 0, maximum: int = MAX_COUNT) -> int:
         """An integer."""
         value = self.value(name)
@@ -113,16 +107,17 @@ class StateReader:
         """A printable string."""
         return _require_text(f"{self.where}/{name}", self.value(name))
 
-    def null(self, name: str) -> Any:
-        """None."""
-        if self.value(name) is not None:
-            raise self.error(name, self.value(name), "null")
-        return None
+    def items(self, name: str, length: int | None = None) -> list[Any]:
+        """A list; of this length, if one is given."""
+        value = self.value(name)
+        if not isinstance(value, list) or length not in (None, len(value)):
+            raise self.error(name, value, "a list" if length is None else f"a list of {length}")
+        return value
 
     def listed(self, name: str, length: int | None = None) -> StateReader:
-        """A reader of the items of a list, by their numbers; the list has this length, if one is given."""
+        """A reader of the items of a list, by their numbers; see `items`."""
         items = self.items(name, length)
-        return StateReader({str(number): item for number, item in enumerate(items)}, f"{self.where}/{name}")
+        return StateReader(dict(zip(map(str, range(len(items))), items, strict=True)), f"{self.where}/{name}")
 
     def array(
         self,
@@ -146,30 +141,36 @@ class StateReader:
         copied: Array = value.copy()
         return copied
 
-    def counts(self, name: str, shape: Sequence[int | None]) -> Array:
-        """An array of counts: int64, not negative."""
-        return self.array(name, np.int64, shape, 0, MAX_COUNT)
-
-    def sums(self, name: str, shape: Sequence[int | None]) -> Array:
-        """An array of sums: float64, small enough to be added up."""
-        return self.array(name, np.float64, shape, -MAX_NUMBER, MAX_NUMBER)
-
     def sums_or_nan(self, name: str, shape: Sequence[int | None]) -> Array:
         """An array of sums, with NaN where there is none; see `without_nan`."""
         saved = self.fields(name)
-        numbers = saved.sums("numbers", shape)
+        numbers = saved.array("numbers", np.float64, shape, *AS_SUMS)
         return np.where(saved.array("known", np.bool_, numbers.shape), numbers, np.nan)
 
-    def arrays_like(self, name: str, like: Any) -> Any:
-        """An array of the dtype and shape of `like`; or a mapping or a tuple of these, as `like` is one."""
-        if isinstance(like, np.ndarray):
-            return self.array(name, like.dtype, like.shape)
-        if isinstance(like, Mapping):
+    def like(self, name: str, own: Any, lowest: float | None = None, highest: float | None = None) -> Any:
+        """A value like `own`, with numbers within the bounds; the numbers of an array may have none.
+
+        None or a string that is equal; a boolean, an integer or a number; an array of the same dtype and shape; or a
+        mapping, a list or a tuple of such values, with the same names or as long. Lists are returned as tuples.
+        """
+        if isinstance(own, Mapping):
             saved = self.fields(name)
-            saved.require_names(list(like))
-            return {key: saved.arrays_like(key, own) for key, own in like.items()}
-        items = self.listed(name, len(like))
-        return tuple(items.arrays_like(str(number), own) for number, own in enumerate(like))
+            saved.require_names(list(own))
+            return {key: saved.like(key, each, lowest, highest) for key, each in own.items()}
+        if isinstance(own, (list, tuple)):
+            items = self.listed(name, len(own))
+            return tuple([items.like(key, each, lowest, highest) for key, each in zip(items, own, strict=True)])
+        if isinstance(own, np.ndarray):
+            return self.array(name, own.dtype, own.shape, lowest, highest)
+        if isinstance(own, bool):
+            return self.boolean(name)
+        if isinstance(own, (int, float)):
+            low, high = AS_COUNTS if isinstance(own, int) else AS_SUMS
+            bounds: Any = low if lowest is None else lowest, high if highest is None else highest
+            return self.integer(name, *bounds) if isinstance(own, int) else self.number(name, *bounds)
+        if (value := self.value(name)) != own or isinstance(value, np.ndarray):
+            raise self.error(name, value, "null" if own is None else str(own))
+        return own
 
 
 def without_nan(sums: Array) -> State:

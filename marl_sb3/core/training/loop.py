@@ -18,7 +18,8 @@ from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.sb3.private import all_callbacks, has_step_hook
 from marl_sb3.core.sb3.schedules import Progress
 from marl_sb3.core.sb3.tensors import optimized_parameters
-from marl_sb3.core.state.fields import Fields, Stateful, counts, integer, number, optional
+from marl_sb3.core.state.fields import Fields, Stateful, array, scalar
+from marl_sb3.core.state.state import AS_COUNTS
 from marl_sb3.core.training.callback import (
     TrainingCallback,
     TrainingWatcher,
@@ -43,12 +44,12 @@ class Counters(Stateful):
     """
 
     fields: ClassVar[Fields] = {
-        "num_timesteps": integer("env_steps"),
-        "iteration": integer("iteration"),
-        "num_episodes": integer("episodes"),
-        "agent_steps": counts("agent_steps"),
-        "time_total_s": number("time_s", 0.0),
-        "total_timesteps": optional(integer("planned_env_steps", 1)),
+        "num_timesteps": scalar("env_steps"),
+        "iteration": scalar("iteration"),
+        "num_episodes": scalar("episodes"),
+        "agent_steps": array("agent_steps", *AS_COUNTS),
+        "time_total_s": scalar("time_s", 0.0),
+        "total_timesteps": scalar("planned_env_steps", 1, like=0),
     }
 
     def __init__(self, num_agents: int) -> None:

@@ -15,7 +15,7 @@ from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
 from marl_sb3.core.envs.converted import MASK
 from marl_sb3.core.envs.faults import RAISED, ask_for_state, close_in_words, raise_in_words
 from marl_sb3.core.envs.registry import EnvFactory, make_env, why_not_batched
-from marl_sb3.core.state.state import MAX_SEED, State, StateReader
+from marl_sb3.core.state.state import AS_COUNTS, MAX_SEED, State, StateReader
 from marl_sb3.core.vec_env.interface import InProcessVecEnv, Options, VecEnvRequest
 from marl_sb3.core.vec_env.masks import forbidden_place, forbidden_words, read_masks
 from marl_sb3.core.vec_env.observations import AgentGroup, agent_groups, same, zero_observations, zeros_where_idle
@@ -322,11 +322,11 @@ class BatchedVecEnv(InProcessVecEnv):
         """See `MultiAgentVecEnv.set_state`; either all envs are restored exactly, or none."""
         run_seed = state.integer("run_seed", 0, MAX_SEED)
         names = "episodes", ("steps" if isinstance(state.value("own"), list) else "episode_steps")
-        counts = [state.counts(name, (self.num_envs,)) for name in names]
+        counts = [state.array(name, np.int64, (self.num_envs,), *AS_COUNTS) for name in names]
         to_act = state.array("to_act", np.bool_, (self.num_envs, len(self.agents)))
         if not to_act.any(axis=1).all():
             raise state.error("to_act", to_act, "an agent that acts in every env")
-        observations = state.arrays_like("observations", zero_observations(self.groups, self.num_envs))
+        observations = state.like("observations", zero_observations(self.groups, self.num_envs))
         masks = read_masks(state, self.groups, self.num_envs)
         self.run_seed = run_seed
         self.episodes, self.episode_steps = counts

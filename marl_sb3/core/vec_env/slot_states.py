@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.state.state import MAX_SEED, State, StateReader, is_plain
+from marl_sb3.core.state.state import AS_COUNTS, MAX_SEED, State, StateReader, is_plain
 from marl_sb3.core.vec_env.observations import AgentGroup, AgentLayout, stacked, taken, zero_observations
 from marl_sb3.errors import CheckpointError, ConfigError, refuse, shown
 from marl_sb3.types import Array, BoolArray, Observations
@@ -307,8 +307,8 @@ def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotS
     if (in_play & ended).any():
         raise state.error("in_play", in_play, "no agent that has ended")
     run_seed = state.integer("run_seed", 0, MAX_SEED)
-    episodes, steps = (state.counts(name, (num_envs,)).tolist() for name in ("episodes", "steps"))
-    observations = state.arrays_like("observations", zero_observations(layout.groups, num_envs))
+    episodes, steps = (state.array(name, np.int64, (num_envs,), *AS_COUNTS).tolist() for name in ("episodes", "steps"))
+    observations = state.like("observations", zero_observations(layout.groups, num_envs))
     for group, seen in zip(layout.groups, observations, strict=True):
         require_observed(seen, group.observation_space, f"{state.where}/observations")
     own = state.items("own", num_envs)

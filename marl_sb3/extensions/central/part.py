@@ -101,7 +101,7 @@ def read_net(saved: StateReader | SavedPart, net: nn.Module, optimizer: th.optim
     Raises:
         CheckpointError: it is of another network.
     """
-    weights = saved.arrays_like("weights", _arrays(net.state_dict()))
+    weights = saved.like("weights", _arrays(net.state_dict()))
     net.load_state_dict({name: th.from_numpy(np.array(array)) for name, array in weights.items()})
     steps = saved.integer("steps", 0)
     if not steps or optimizer is None:

@@ -14,7 +14,7 @@ from marl_sb3.core.config.values import Fraction, NonNegativeFloat, PositiveFloa
 from marl_sb3.core.learners.learner import Learner
 from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.sb3.tensors import reset_optimizers
-from marl_sb3.core.state.fields import Fields, Stateful, arrays, integer, number, optional
+from marl_sb3.core.state.fields import Fields, Stateful, array, scalar
 from marl_sb3.core.state.randomness import generator
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import ConfigError, NumericError
@@ -76,13 +76,13 @@ class Cloning(Stateful):
     """
 
     fields: ClassVar[Fields] = {
-        "epoch": integer("epoch", 1),
-        "best_epoch": integer("best_epoch", 1),
-        "best_loss": optional(number("_best_loss")),
-        "checksum": integer("checksum", 0, 2**32 - 1),
+        "epoch": scalar("epoch", 1),
+        "best_epoch": scalar("best_epoch", 1),
+        "best_loss": scalar("_best_loss", like=0.0),
+        "checksum": scalar("checksum", 0, 2**32 - 1),
         "random": generator("_random"),
-        "moments": arrays("_moments"),
-        "weights": arrays("_weights"),
+        "moments": array("_moments"),
+        "weights": array("_weights"),
     }
 
     def __init__(

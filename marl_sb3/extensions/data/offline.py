@@ -16,7 +16,7 @@ from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.off_policy.off_policy import OffPolicyLearner
 from marl_sb3.core.off_policy.replay import TransitionDictReplayBuffer, TransitionReplayBuffer
 from marl_sb3.core.sb3.traits import trait
-from marl_sb3.core.state.fields import Fields, Stateful, integer
+from marl_sb3.core.state.fields import Fields, Stateful, scalar
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.cloning import CloningOptions
 from marl_sb3.extensions.data.demonstrations import Demonstrations, demonstrations
@@ -51,7 +51,7 @@ class OfflineTraining(Stateful):
         ConfigError: an option is given that the algorithm does not have.
     """
 
-    fields: ClassVar[Fields] = {"epoch": integer("epoch", 1), "checksum": integer("checksum", 0, 2**32 - 1)}
+    fields: ClassVar[Fields] = {"epoch": scalar("epoch", 1), "checksum": scalar("checksum", 0, 2**32 - 1)}
 
     def __init__(
         self,

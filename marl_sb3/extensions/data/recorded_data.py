@@ -19,7 +19,7 @@ from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.off_policy.off_policy import replay_buffer
 from marl_sb3.core.processing.processing import Processing
 from marl_sb3.core.sb3.schedules import make_schedule
-from marl_sb3.core.state.fields import Fields, Stateful, integer, optional
+from marl_sb3.core.state.fields import Fields, Stateful, scalar
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.dataset import read_data
 from marl_sb3.extensions.data.demonstrations import Demonstrations, demonstrations, require_episodes
@@ -42,7 +42,7 @@ class RecordedData(Stateful):
         rows: of the policy.
     """
 
-    fields: ClassVar[Fields] = {"checksum": optional(integer("_checksum", 0, 2**32 - 1))}
+    fields: ClassVar[Fields] = {"checksum": scalar("_checksum", 0, 2**32 - 1, like=0)}
 
     def __init__(self, path: str, key: str, rows: PolicyRows) -> None:
         self._path, self._key, self._rows = path, key, rows

@@ -369,10 +369,10 @@ class MixingPart:
         if not inputs:
             raise of_weights.error(_FIRST, 0, "at least one input")
         mixing: Any = self._algorithm.new_mixing(inputs, by_state)
-        read = saved.arrays_like("weights", weights(mixing))
+        read = saved.like("weights", weights(mixing))
         setters = [read_weights(mixing, TensorFile(f"{saved.where}/weights", read))]
         forms = {name: np.zeros(form.shape or (), form.dtype) for name, form in optimizer_forms(mixing).items()}
-        moments = saved.arrays_like("moments", forms) if saved.fields("moments").values() else {}
+        moments = saved.like("moments", forms) if saved.fields("moments").values() else {}
         file = TensorFile(f"{saved.where}/moments", moments)
         setters.append(read_optimizers(mixing, file, saved.fields("settings")))
         if by_state:

@@ -25,7 +25,7 @@ from marl_sb3.core.sb3.private import after_step, set_progress_remaining
 from marl_sb3.core.sb3.tensors import read_weights, weights
 from marl_sb3.core.sb3.traits import trait
 from marl_sb3.core.state.checkpoint import TensorFile
-from marl_sb3.core.state.fields import Fields, Stateful, integer, part, parts
+from marl_sb3.core.state.fields import Fields, Stateful, part, scalar
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.types import Array, BoolArray
 
@@ -61,7 +61,7 @@ class ShardPolicy(Stateful):
     fields: ClassVar[Fields] = {
         "actor": part("actor"),
         "experience": part("experience"),
-        "num_timesteps": integer("algorithm.num_timesteps"),
+        "num_timesteps": scalar("algorithm.num_timesteps"),
     }
 
     def __init__(self, copy: Learner) -> None:
@@ -74,7 +74,7 @@ class ShardPolicy(Stateful):
 
     @override
     def all_fields(self) -> Fields:
-        return {"parts": parts("states"), **self.fields} if self.states else self.fields
+        return {"parts": part("states"), **self.fields} if self.states else self.fields
 
     def begin_round(self, order: PolicyOrder, seed: int) -> None:
         """Take over weights and statistics, and seed the random actions; called before the rollouts begin."""
@@ -212,7 +212,7 @@ class ShardedRollout(ShardedExperience):
 
     records: ClassVar[bool] = True
     fields: ClassVar[Fields] = {
-        "step": integer("_step", 0, lambda own: own.algorithm.n_steps)._replace(
+        "step": scalar("_step", 0, lambda own: own.algorithm.n_steps)._replace(
             get=lambda experience: experience._step or experience.algorithm.n_steps
         )
     }
@@ -269,7 +269,7 @@ class ShardedReplay(ShardedExperience):
     """
 
     records = each_round = True
-    fields: ClassVar[Fields] = {name: integer(name) for name in ("steps", "episodes", "agent_steps")}
+    fields: ClassVar[Fields] = {name: scalar(name) for name in ("steps", "episodes", "agent_steps")}
 
     def __init__(self, learner: Learner) -> None:
         super().__init__(learner)

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from marl_sb3 import stacks
 from marl_sb3.core.envs.registry import why_not_batched
-from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.state.state import AS_COUNTS, State, StateReader
 from marl_sb3.core.vec_env.interface import Health, MultiAgentVecEnv, Options, VecEnvRequest
 from marl_sb3.core.vec_env.masks import read_masks
 from marl_sb3.core.vec_env.observations import AgentLayout, require_same_agents
@@ -237,7 +237,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
             # Refuse a state of another number of envs: its parts might fit the batches of the workers.
             one_by_one = isinstance(state.value("own"), list)  # separate envs saved it
             for name in ("episodes", "steps" if one_by_one else "episode_steps"):
-                state.counts(name, (self.num_envs,))
+                state.array(name, np.int64, (self.num_envs,), *AS_COUNTS)
             state.array("to_act", np.bool_, (self.num_envs, len(self.agents)))
             state.items("settings", self.num_envs)
             if state.value("own") is not None and not one_by_one:
