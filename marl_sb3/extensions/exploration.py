@@ -128,7 +128,7 @@ class Explorer(LearnerPart):
         """See `Part.read_state`; the object takes over its state as a copy of it, which then replaces it."""
         saved.require_names(["random", "own"])
         restored = deepcopy(self.exploration)
-        set_generator_state(restored.rng, saved.fields("random"))
+        set_generator_state(restored.rng, saved, "random")
         restored.set_state(saved.fields("own"))
         return lambda: setattr(self, "exploration", restored)
 

@@ -13,13 +13,15 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from marl_sb3.core.state.fields import Commit, Field, Fields, Stateful, in_order
+from marl_sb3.core.state.fields import Commit, Field, Fields, Stateful
 from marl_sb3.core.state.state import MAX_SEED, State, StateReader
 from marl_sb3.errors import CheckpointError
 from marl_sb3.types import Array
 
-_PYTHON_WORDS = 625  # Python's Mersenne twister: 624 words and the position
-_NUMPY_WORDS = 624
+_WORDS = 624  # of a Mersenne twister
+
+# Python, NumPy and PyTorch do not check these numbers, and would read beyond the end of their arrays.
+_MOST = {"pos": _WORDS, "position": _WORDS, "buffer_pos": 4, "has_gauss": 1, "has_uint32": 1, "uinteger": 2**32 - 1}
 
 # PyTorch's Mersenne twister reads `left` words from index `next` on: `CPUGeneratorImplState` in aten/src/ATen.
 _TORCH = np.dtype(
@@ -39,29 +41,31 @@ def _python_state(_: object) -> State:
 
 def _read_python(_: object, states: StateReader, name: str) -> Commit:
     state = states.fields(name)
-    words = state.array("words", np.uint32, (_PYTHON_WORDS,)).tolist()
+    words = state.array("words", np.uint32, (_WORDS + 1,)).tolist()  # and the position
     gauss = None if state.value("gauss") is None else state.number("gauss")
-    if words[-1] > _NUMPY_WORDS:
-        raise state.error("words", words[-1], f"a last word from 0 to {_NUMPY_WORDS}")
+    if words[-1] > _WORDS:
+        raise state.error("words", words[-1], f"a last word from 0 to {_WORDS}")
     return partial(random.setstate, (3, tuple(words), gauss))
 
 
 def _numpy_state(_: object) -> State:
-    state: dict[str, Any] = np.random.get_state(legacy=False)  # noqa: NPY002
-    return {
-        "key": state["state"]["key"],
-        "position": int(state["state"]["pos"]),
-        "has_gauss": int(state["has_gauss"]),
-        "gauss": float(state["gauss"]),
-    }
+    _, key, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
+    return {"key": key, "position": position, "has_gauss": has_gauss, "gauss": gauss}
 
 
 def _read_numpy(_: object, states: StateReader, name: str) -> Commit:
-    state = states.fields(name)
-    inner = {"key": state.array("key", np.uint32, (_NUMPY_WORDS,)), "pos": state.integer("position", 0, _NUMPY_WORDS)}
-    has_gauss, gauss = state.integer("has_gauss", 0, 1), state.number("gauss")
-    read = {"bit_generator": "MT19937", "state": inner, "has_gauss": has_gauss, "gauss": gauss}
-    return partial(np.random.set_state, read)
+    key, position, has_gauss, gauss = _read_numbers(states, name, _numpy_state(None)).values()
+    return partial(np.random.set_state, ("MT19937", key, position, has_gauss, gauss))
+
+
+def _read_numbers(states: StateReader, name: str, own: State) -> State:
+    """Read a state like `own`, with numbers that NumPy can use as indices."""
+    read: State = states.like(name, own, highest=MAX_SEED - 1)
+    for part in (read, read.get("state", {})):
+        for key in part.keys() & _MOST.keys():
+            if part[key] > _MOST[key]:
+                raise states.fields(name).error(key, part[key], f"an integer from 0 to {_MOST[key]}")
+    return read
 
 
 def _read_torch(_: object, state: StateReader, name: str) -> Commit:
@@ -74,8 +78,8 @@ def _read_torch(_: object, state: StateReader, name: str) -> Commit:
         switches = (fields["seeded"], fields["has_normal"], fields["has_float_normal"])
         normals = (*fields["normals"], fields["float_normal"])
         if (
-            not 1 <= left <= _NUMPY_WORDS
-            or left + following > _NUMPY_WORDS + 1
+            not 1 <= left <= _WORDS
+            or left + following > _WORDS + 1
             or not {0, 1}.issuperset(switches)
             or not np.isfinite(normals).all()
         ):
@@ -159,45 +163,23 @@ def generator_state(generator: np.random.Generator) -> State:
     return {name: dict(part) if isinstance(part, Mapping) else part for name, part in state.items()}
 
 
-# NumPy does not check these numbers, and would read beyond the end of its arrays.
-_GENERATOR_LIMITS = {"pos": 624, "buffer_pos": 4, "has_uint32": 1, "uinteger": 2**32 - 1}
-
-
-def set_generator_state(generator: np.random.Generator, state: StateReader) -> None:
+def set_generator_state(generator: np.random.Generator, state: StateReader, name: str) -> None:
     """Restore the state of a generator.
 
     Raises:
         CheckpointError: it is not the state of such a generator; the generator has not changed.
     """
-    generator.bit_generator.state = _read_generator(generator, state)
+    generator.bit_generator.state = _read_generator(generator, state, name)
 
 
-def _read_generator(generator: np.random.Generator, state: StateReader) -> State:
+def _read_generator(generator: np.random.Generator, states: StateReader, name: str) -> State:
     """The state of such a generator, as its bit generator takes it."""
-    wanted = generator_state(generator)
-    read = _read_like(wanted, state)
+    read = _read_numbers(states, name, generator_state(generator))
     try:
         type(generator.bit_generator)().state = read
     except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
-        raise CheckpointError(f"{state.where} is not the state of a {wanted['bit_generator']}: {error}") from error
-    return read
-
-
-def _read_like(wanted: Mapping[str, Any], state: StateReader) -> State:
-    """Read the fields that `wanted` has: equal strings, arrays of the same shape, numbers within their limits."""
-    state.require_names(list(wanted))
-    read: State = {}
-    for name, own in wanted.items():
-        if isinstance(own, Mapping):
-            read[name] = _read_like(own, state.fields(name))
-        elif isinstance(own, np.ndarray):
-            read[name] = state.array(name, own.dtype, own.shape)
-        elif isinstance(own, str):
-            read[name] = state.string(name)
-            if read[name] != own:
-                raise state.error(name, read[name], own)
-        else:
-            read[name] = state.integer(name, 0, _GENERATOR_LIMITS.get(name, MAX_SEED - 1))
+        words = f"{states.where}/{name} is not the state of a {read['bit_generator']}: {error}"
+        raise CheckpointError(words) from error
     return read
 
 
@@ -208,39 +190,28 @@ def generators(path: str) -> Field:
     def states(owner: Any) -> list[State | None]:
         return [None if part._np_random is None else generator_state(part._np_random) for part in _parts(get(owner))]
 
-    def read(owner: Any, state: StateReader, name: str) -> Commit:
-        parts = _parts(get(owner))
-        saved = state.listed(name, len(parts))
-        return in_order([_read_part(part, saved, str(number)) for number, part in enumerate(parts)])
+    def read(owner: Any, state: StateReader, name: str) -> list[State | None]:
+        saved = state.listed(name, len(_parts(get(owner))))
+        like = np.random.default_rng(0)
+        return [None if saved.value(part) is None else _read_generator(like, saved, part) for part in saved]
 
-    return Field(states, read)
+    def put(owner: Any, states: list[State | None]) -> None:
+        for part, state in zip(_parts(get(owner)), states, strict=True):
+            part._np_random = None  # type: ignore[assignment]
+            if state is not None:
+                part.np_random.bit_generator.state = state
+
+    return Field(states, read, put)
 
 
 def generator(path: str) -> Field:
     """A generator of NumPy, an attribute."""
     get = attrgetter(path)
-
-    def read(owner: Any, state: StateReader, name: str) -> Commit:
-        own, found = get(owner), _read_generator(get(owner), state.fields(name))
-
-        def commit() -> None:
-            own.bit_generator.state = found
-
-        return commit
-
-    return Field(lambda owner: generator_state(get(owner)), read)
-
-
-def _read_part(part: spaces.Space[Any], saved: StateReader, name: str) -> Commit:
-    unused = saved.value(name) is None
-    read = None if unused else _read_generator(np.random.default_rng(0), saved.fields(name))
-
-    def commit() -> None:
-        part._np_random = None  # type: ignore[assignment]
-        if read is not None:
-            part.np_random.bit_generator.state = read
-
-    return commit
+    return Field(
+        lambda owner: generator_state(get(owner)),
+        lambda owner, state, name: _read_generator(get(owner), state, name),
+        lambda owner, state: setattr(get(owner).bit_generator, "state", state),
+    )
 
 
 def _parts(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:

@@ -628,7 +628,7 @@ class BatchedWaterworld(CompiledBatch):
         saved, words = state.listed("rngs", self.num_envs), self.rngs.copy()
         for number in range(self.num_envs):
             rng = np.random.default_rng(0)
-            set_generator_state(rng, saved.fields(str(number)))
+            set_generator_state(rng, saved, str(number))
             words[number] = words_of(rng)
         self._is_observed = False
         for name, array in own.items():

@@ -168,7 +168,7 @@ class CentralCritic(CentralPart):
             return lambda: None
         saved.require_names(["inputs", "net", "random"])
         inputs, rng = saved.integer("inputs", 0, MOST_INPUTS), np.random.default_rng(0)
-        set_generator_state(rng, saved.fields("random"))
+        set_generator_state(rng, saved, "random")
         if not inputs:
             seed = read_seed(saved.fields("net"), self._seed)
             return lambda: self._set(None, rng, seed)
