@@ -15,7 +15,7 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from typing_extensions import override
 
 from marl_sb3.core.off_policy.replay import TransitionBuffer, Transitions
-from marl_sb3.core.state.checkpoint import TensorFile, pieces
+from marl_sb3.core.state.checkpoint import TensorFile
 from marl_sb3.core.state.fields import Fields, array
 from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.errors import CheckpointError, EnvError
@@ -257,7 +257,7 @@ class CompactBuffer(PerRowReplay, ReplayBuffer):
         """See `TransitionBuffer.require_columns`; refuses gaps that are not between transitions."""
         super().require_columns(file, lines, rows)
         before = np.ones(self.n_envs, dtype=np.bool_)
-        for _, gaps in pieces(file.arrays, "gaps"):
+        for _, gaps in file.pieces("gaps"):
             if (gaps & np.concatenate([before[None], gaps[:-1]])).any():
                 raise CheckpointError(f"{file.name}: gaps are not between transitions")
             before = gaps[-1]
@@ -391,9 +391,7 @@ class HindsightBuffer(PerRowReplay, HerReplayBuffer):
         Its start and its length are used as indices.
         """
         super().require_columns(file, lines, rows)
-        for (begin, starts), (_, lengths) in zip(
-            pieces(file.arrays, "ep_start"), pieces(file.arrays, "ep_length"), strict=True
-        ):
+        for (begin, starts), (_, lengths) in zip(file.pieces("ep_start"), file.pieces("ep_length"), strict=True):
             numbers = np.arange(begin, begin + len(starts))[:, None]
             outside = (starts < 0) | (starts >= self.buffer_size) | (lengths < 0) | (lengths > self.buffer_size)
             beyond = (lengths > 0) & ((numbers - starts) % self.buffer_size >= lengths)

@@ -17,7 +17,7 @@ from marl_sb3.core.acting.actor import Acted, Actor, Observed
 from marl_sb3.core.envs.converted import MASK
 from marl_sb3.core.experience import Experience
 from marl_sb3.core.sb3.private import after_step, set_progress_remaining
-from marl_sb3.core.state.checkpoint import Form, TensorFile, pieces
+from marl_sb3.core.state.checkpoint import Form, TensorFile
 from marl_sb3.core.state.fields import Commit, Fields, Stateful, array, part, scalar
 from marl_sb3.core.state.state import MAX_COUNT, StateReader
 from marl_sb3.core.vec_env.masks import mask_fault
@@ -132,7 +132,7 @@ class TransitionBuffer(Stateful, _Base):
         def commit() -> None:
             self.set_fields(values)
             for name, own in self.arrays().items():
-                for begin, piece in pieces(file.arrays, name):
+                for begin, piece in file.pieces(name):
                     own[begin : begin + len(piece)] = piece
 
         return commit
@@ -156,7 +156,7 @@ class TransitionBuffer(Stateful, _Base):
                 space: Any = self.action_space if column == "actions" else self.observation_space
                 space = space.spaces[key] if key else space
                 if not isinstance(space, spaces.Box):  # categories are indices into arrays
-                    for _, piece in pieces(file.arrays, name):
+                    for _, piece in file.pieces(name):
                         require_categories(piece, space, f"{file.name}: {name}")
 
 
@@ -260,7 +260,7 @@ def read_resized(
     def commit() -> None:
         for name, own in buffer.arrays().items():
             flat = own.reshape(capacity, *own.shape[2:])
-            for begin, piece in pieces(file.arrays, name):
+            for begin, piece in file.pieces(name):
                 numbers = (begin * rows + np.arange(len(piece) * rows) - oldest) % (lines * rows) - dropped
                 kept = (numbers >= 0) & (numbers < held - dropped)
                 flat[numbers[kept]] = piece.reshape(len(numbers), *own.shape[2:])[kept]

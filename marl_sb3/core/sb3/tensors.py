@@ -17,7 +17,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from torch.utils.hooks import RemovableHandle
 
 from marl_sb3.core.sb3.private import torch_members
-from marl_sb3.core.state.checkpoint import Form, TensorFile, copies
+from marl_sb3.core.state.checkpoint import Form, TensorFile
 from marl_sb3.core.state.state import State, StateReader, is_plain
 from marl_sb3.errors import CheckpointError
 from marl_sb3.types import Array
@@ -46,7 +46,7 @@ def read_weights(algorithm: BaseAlgorithm, file: TensorFile) -> Callable[[], Non
     file.require(weight_forms(algorithm))
 
     def commit() -> None:
-        read = copies(file.arrays)
+        read = file.load()
         with th.no_grad():
             for name, tensor in _module_tensors(algorithm).items():
                 tensor.copy_(th.from_numpy(read[name]))
@@ -155,7 +155,7 @@ def read_optimizers(algorithm: BaseAlgorithm, file: TensorFile, settings: StateR
     forms = optimizer_forms(algorithm)
     begun = {path.rpartition("/")[0] for path in file.forms}  # an optimizer keeps all or nothing of a parameter
     file.require({path: form for path, form in forms.items() if path.rpartition("/")[0] in begun})
-    for path, array in copies(file.arrays).items():
+    for path, array in file.load().items():
         name, index, key = path.rsplit("/", 2)
         lowest, highest = _LIMITS.get(key, (-np.inf, np.inf))
         if (array < lowest).any() or (array > highest).any():

@@ -1,13 +1,12 @@
 """A checkpoint as data: its state, its tensors by file, and the names of these files.
 
-A store writes and reads it, see `marl_sb3.doors.Store`. Tensors that a store reads may be `LazyTensors`: their forms
-are compared with what is expected before any number is read.
+A store writes and reads it, see `marl_sb3.doors.Store`. The forms of tensors are compared with what is
+expected before any number is read.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -35,7 +34,7 @@ class Checkpoint:
     folder: Path  # where it was; a running training may have removed it since
     about: StateReader  # its description: iteration, env steps, score, versions
     state: State  # everything but weights and optimizer state
-    tensors: Tensors  # weights and optimizer state, by file; `LazyTensors` if read from a folder
+    tensors: Mapping[str, TensorFile]  # weights and optimizer state, by file
     # One sentence that says why a checkpoint of a run was taken; empty if the latest was asked for, or a number.
     why: str = ""
 
@@ -46,8 +45,8 @@ class Checkpoint:
 
     def with_weights(self) -> Checkpoint:
         """The same with the weights of all policies in memory, for when the folder is removed."""
-        weights = {name: copies(tensors) for name, tensors in self.tensors.items() if name.startswith("policy-")}
-        return replace(self, tensors={**self.tensors, **weights})
+        files = {name: file for name, file in self.tensors.items() if name.startswith("policy-")}
+        return replace(self, tensors={**self.tensors, **{n: TensorFile(n, file.load()) for n, file in files.items()}})
 
 
 def store_of(path: str | Path) -> Store:
@@ -89,22 +88,30 @@ class Form(NamedTuple):
         return f"{self.dtype} {self.shape}"
 
 
-class LazyTensors(Mapping[str, Array], ABC):
-    """Tensors that a store reads when they are accessed."""
+class TensorFile(Mapping[str, Array]):
+    """Tensors in a file of their own, which is untrusted. These are in memory; a store may read its own when asked.
 
-    forms: Mapping[str, Form]  # dtype and shape of each, known before it is read
+    Args:
+        name: that of the file, without suffix, for messages.
+        arrays: the tensors by name.
+    """
 
-    @abstractmethod
+    def __init__(self, name: str, arrays: Mapping[str, Array]) -> None:
+        self.name, self._arrays = name, arrays
+        # dtype and shape of each, which are known before a number is read
+        self.forms: Mapping[str, Form] = {key: Form(array.dtype, array.shape) for key, array in arrays.items()}
+
     def load(self, names: Iterable[str] | None = None) -> dict[str, Array]:
-        """The numbers of some tensors, or of all.
+        """Return copies of some tensors, or of all, in memory.
 
         Raises:
             CheckpointError: they are damaged.
         """
+        return {name: self._arrays[name].copy() for name in names or self.forms}
 
-    @abstractmethod
     def pieces(self, name: str) -> Iterator[tuple[int, Array]]:
-        """The numbers of one tensor in slices of its first axis, each with the index where it begins."""
+        """Yield slices of a tensor's first axis, each with the index where it begins: it may be a large file's."""
+        yield 0, self._arrays[name]
 
     def __getitem__(self, name: str) -> Array:
         return self.load([name])[name]
@@ -117,40 +124,6 @@ class LazyTensors(Mapping[str, Array], ABC):
 
     def __contains__(self, name: object) -> bool:
         return name in self.forms  # Mapping's own would read the tensor
-
-
-def forms_of(tensors: Arrays) -> Mapping[str, Form]:
-    """Dtype and shape of each tensor; stored tensors are not read."""
-    if isinstance(tensors, LazyTensors):
-        return tensors.forms
-    return {name: Form(array.dtype, array.shape) for name, array in tensors.items()}
-
-
-def copies(tensors: Arrays) -> dict[str, Array]:
-    """Copies of the tensors, in memory."""
-    if isinstance(tensors, LazyTensors):
-        return tensors.load()
-    return {name: array.copy() for name, array in tensors.items()}
-
-
-def pieces(tensors: Arrays, name: str) -> Iterator[tuple[int, Array]]:
-    """Slices of a tensor's first axis, each with the index where it begins; a stored tensor is not read as a whole."""
-    if isinstance(tensors, LazyTensors):
-        yield from tensors.pieces(name)
-    else:
-        yield 0, tensors[name]
-
-
-class TensorFile:
-    """Tensors in a file of their own, which is untrusted.
-
-    Args:
-        name: that of the file, without suffix, for messages.
-        arrays: the tensors by name; `LazyTensors` if a store has read them.
-    """
-
-    def __init__(self, name: str, arrays: Arrays) -> None:
-        self.name, self.arrays, self.forms = name, arrays, forms_of(arrays)
 
     def require(self, accepted: Mapping[str, Form]) -> None:
         """Refuse tensors of other names, dtypes or shapes than these, which the policy has; none is read."""
@@ -165,7 +138,7 @@ class TensorFile:
                 raise CheckpointError(f"{self.name}: {words}")
 
 
-def require_storable(file: str, forms: Mapping[str, Form]) -> None:
+def require_storable(file: str, forms: Mapping[str, Form] | Arrays) -> None:
     """Refuse tensors that a checkpoint cannot hold."""
     accepted = list(DTYPES.values())
     for name, form in forms.items():
@@ -195,22 +168,18 @@ def by_file(of_policies: Iterable[Mapping[str, Arrays]]) -> dict[str, Arrays]:
     return {f"{kind}-{n:03d}": arrays for n, kinds in enumerate(of_policies) for kind, arrays in kinds.items()}
 
 
-def find_files(tensors: Tensors, where: str, num_policies: int) -> Sequence[OfPolicy]:
+def find_files(tensors: Mapping[str, TensorFile], where: str, num_policies: int) -> Sequence[OfPolicy]:
     """Return the files of each policy, by kind.
 
     Raises:
         CheckpointError: a file is missing, or there are files of further policies.
     """
-    saved, files, names = StateReader(tensors, where), list[OfPolicy](), list[str]()
+    saved, files = StateReader(tensors, where), list[OfPolicy]()
     for number in range(num_policies):
-        its: dict[str, TensorFile] = {}
-        for kind in (*KINDS, *OPTIONAL_KINDS):
-            name = f"{kind}-{number:03d}"
-            if kind in KINDS or name in saved:
-                its[kind] = TensorFile(name, saved.value(name))
-                names.append(name)
+        names = {kind: f"{kind}-{number:03d}" for kind in (*KINDS, *OPTIONAL_KINDS)}
+        its = {kind: saved.value(name) for kind, name in names.items() if kind in KINDS or name in saved}
         files.append(its)
-    saved.require_names(names)
+    saved.require_names([file.name for its in files for file in its.values()])
     return files
 
 

@@ -17,7 +17,7 @@ from marl_sb3.core.off_policy.replay import (
     Transitions,
 )
 from marl_sb3.core.sb3.inference import q_values
-from marl_sb3.core.state.checkpoint import TensorFile, pieces
+from marl_sb3.core.state.checkpoint import TensorFile
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.fast.replay import DQN, QLearning
 from marl_sb3.extensions.fast.update_path import LearnsInTrainings
@@ -53,7 +53,7 @@ class WithMasks(TransitionBuffer):
     def require_columns(self, file: TensorFile, lines: int, rows: int) -> None:
         """See `TransitionBuffer.require_columns`; refuses masks that forbid every action: the best one has no value."""
         super().require_columns(file, lines, rows)
-        if not all(piece.any(axis=-1).all() for _, piece in pieces(file.arrays, "next_masks")):
+        if not all(piece.any(axis=-1).all() for _, piece in file.pieces("next_masks")):
             raise CheckpointError(f"{file.name}: next_masks forbid every action")
 
     # Where each kind of buffer knows which transitions it draws.

@@ -35,7 +35,6 @@ from marl_sb3.core.state.checkpoint import (
     OPTIONAL_KINDS,
     Checkpoint,
     Tensors,
-    forms_of,
     require_finite,
     require_storable,
 )
@@ -83,7 +82,7 @@ def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mappin
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(folder / _STATE))
     groups = {_ARRAYS: arrays, **tensors}
     for name, group in groups.items():
-        require_storable(name, forms_of(group))
+        require_storable(name, group)
         require_finite(name, group)
     with replaced_folder(folder, sync=True) as fresh:
         files = {_STATE: _write_file(fresh / _STATE, [text])}

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 from safetensors import SafetensorError, safe_open
 
-from marl_sb3.core.state.checkpoint import DTYPES, Form, LazyTensors, forms_of
+from marl_sb3.core.state.checkpoint import DTYPES, Form, TensorFile
 from marl_sb3.core.state.state import is_finite
 from marl_sb3.errors import CheckpointError
 from marl_sb3.files.regular import opened
@@ -43,17 +43,13 @@ def tensor_chunks(tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
 
     The format is that of https://huggingface.co/docs/safetensors: the length of the header, the header, the numbers.
     """
-    forms = forms_of(tensors)
-    order = sorted(forms, key=lambda name: (-forms[name].dtype.itemsize, name))  # each is aligned to its dtype
-    ends = list(accumulate(forms[name].nbytes for name in order))
-    header = {
-        name: {
-            "dtype": _DTYPE_NAMES[forms[name].dtype.newbyteorder("=")],
-            "shape": forms[name].shape,
-            "data_offsets": [end - forms[name].nbytes, end],
-        }
-        for name, end in zip(order, ends, strict=True)
-    }
+    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # each is aligned to its dtype
+    header, end = {}, 0
+    for name in order:
+        array, begin = tensors[name], end
+        end += array.nbytes
+        dtype = _DTYPE_NAMES[array.dtype.newbyteorder("=")]
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
@@ -67,7 +63,7 @@ def tensor_chunks(tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
-class StoredTensors(LazyTensors):
+class StoredTensors(TensorFile):
     """The tensors of a file. `forms` are read at once, a tensor when it is accessed.
 
     The file is untrusted and may be large: compare `forms` with what is expected before reading numbers.
@@ -83,7 +79,7 @@ class StoredTensors(LazyTensors):
     """
 
     def __init__(self, path: Path, size: int, sha256: str) -> None:
-        self._path, self._size, self._sha256 = path, size, sha256
+        self.name, self._path, self._size, self._sha256 = path.stem, path, size, sha256
         with self._opened() as file:  # refuses links, pipes and files of another size
             begin = 8 + int.from_bytes(file.read(8), "little")
             try:
@@ -99,7 +95,7 @@ class StoredTensors(LazyTensors):
         self._begins = dict(zip(self.forms, ends, strict=False))
 
     def load(self, names: Iterable[str] | None = None) -> dict[str, Array]:
-        """The numbers of some tensors, or of all; the hash of the file is verified first."""
+        """See `TensorFile.load`; the hash of the file is verified first."""
         self._verify_hash()
         loaded = {}
         with self._opened() as file:
@@ -110,10 +106,7 @@ class StoredTensors(LazyTensors):
         return loaded
 
     def pieces(self, name: str) -> Iterator[tuple[int, Array]]:
-        """The numbers of one tensor in slices of its first axis, each with the index where it begins.
-
-        The file is not verified again: see `verify`. The library would read the whole tensor for each of them.
-        """
+        """See `TensorFile.pieces`. The file is not verified again, see `verify`, nor read as a whole by the library."""
         form = self.forms[name]
         lines = form.shape[0] if form.nbytes > _PIECE_BYTES else 1
         per_piece = max(1, _PIECE_BYTES * lines // max(1, form.nbytes))

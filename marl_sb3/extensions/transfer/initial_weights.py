@@ -19,7 +19,7 @@ import torch as th
 from marl_sb3.core.learners.spec import specs_of_checkpoint
 from marl_sb3.core.policies import activation_name
 from marl_sb3.core.sb3.tensors import reset_optimizers
-from marl_sb3.core.state.checkpoint import Checkpoint, copies, find_files, store_of
+from marl_sb3.core.state.checkpoint import Checkpoint, find_files, store_of
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.doors import STORES
 from marl_sb3.errors import CheckpointError, ConfigError, refuse, require_known
@@ -166,7 +166,7 @@ def _of_checkpoint(checkpoint: Checkpoint, source_id: PolicyID, path: Path) -> _
         there = ", ".join(name[:_SHOWN] for name in names)
         raise ConfigError(f"{path}: the source has no policy {source_id!r}; it has {there}", key="init_from")
     files = find_files(checkpoint.tensors, checkpoint.name, len(names))[names.index(source_id)]
-    arrays = copies(files["policy"].arrays)
+    arrays = files["policy"].load()
     tensors = {
         name.removeprefix(_PREFIX): th.from_numpy(array) for name, array in arrays.items() if name.startswith(_PREFIX)
     }

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from marl_sb3.core.config.values import EXTERNAL
 from marl_sb3.core.metrics.names import flatten
-from marl_sb3.core.state.checkpoint import Checkpoint, copies
+from marl_sb3.core.state.checkpoint import Checkpoint
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.evaluation.opponents import RANDOM
 from marl_sb3.evaluation.playing import EvaluationPlan, play_episodes
@@ -95,7 +95,7 @@ def _copied(found: Checkpoint, folder: Path) -> Checkpoint:
     if not _NAME.fullmatch(found.name):
         words = f"{found.folder} is a member of a league"
         raise ConfigError(f"{words}; accepted: a run, or a checkpoint in `checkpoints/`", key="run")
-    tensors = {name: copies(group) for name, group in found.tensors.items() if not name.startswith("replay-")}
+    tensors = {name: group.load() for name, group in found.tensors.items() if not name.startswith("replay-")}
     write_checkpoint(folder / "checkpoints" / found.name, found.state, tensors, found.about.values())
     return found
 

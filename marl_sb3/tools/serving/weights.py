@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from marl_sb3.core.acting.by_agent import PolicyBundle
-from marl_sb3.core.state.checkpoint import Checkpoint
+from marl_sb3.core.state.checkpoint import Checkpoint, TensorFile
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.store.checkpoint_format import parse_json, state_from_json, state_to_json
@@ -72,7 +72,8 @@ def unpack_weights(data: bytes, sha256: str, device: str = "cpu") -> PolicyBundl
     # Those of optimizers are empty: acting needs none.
     files |= {name.replace("policy-", "optimizer-"): {} for name in files if name.startswith("policy-")}
     state = state_from_json(str(metadata.value("state")).encode(), files.pop("arrays", {}))
-    found = Checkpoint(Path(metadata.string("checkpoint")), StateReader({}, "about"), state, files)
+    of_policies = {name: TensorFile(name, arrays) for name, arrays in files.items()}
+    found = Checkpoint(Path(metadata.string("checkpoint")), StateReader({}, "about"), state, of_policies)
     return read_bundle(found, device=device)
 
 

@@ -105,7 +105,7 @@ def test_a_fresh_part_takes_over_the_state(path: str, saved: Checkpoint, fresh: 
     assert before[0] != expected, "otherwise this test shows nothing"
     put_back()
     assert plain(part.get_state()) == expected
-    assert tensors(part) == {kind: plain(dict(file.arrays)) for kind, file in given.files.items()}
+    assert tensors(part) == {kind: plain(dict(file)) for kind, file in given.files.items()}
 
 
 def leaves(tree: Any, path: Keys = ()) -> Iterator[Keys]:

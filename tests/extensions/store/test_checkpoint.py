@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from marl_sb3.core.state.checkpoint import Checkpoint, pieces
+from marl_sb3.core.state.checkpoint import Checkpoint
 from marl_sb3.errors import CheckpointError, NumericError
 from marl_sb3.extensions.store import checkpoint_folder, checkpoint_format, tensor_file
 from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder, find_checkpoint, with_checkpoint
@@ -242,7 +242,7 @@ def test_the_last_piece_of_a_tensor_may_be_smaller(tmp_path, monkeypatch):
     lines = np.arange(70, dtype=np.float32).reshape(7, 10)
     write_checkpoint(tmp_path / "ckpt", {}, {"policy-000": {"a": lines}}, {})
     stored = read_checkpoint(tmp_path / "ckpt").tensors["policy-000"]
-    read = [*pieces(stored, "a")]
+    read = [*stored.pieces("a")]
     assert [begin for begin, _ in read] == [0, 3, 6]
     np.testing.assert_array_equal(np.concatenate([piece for _, piece in read]), lines)
 

@@ -11,7 +11,6 @@ from small_trainings import SMALL, arena, assert_same, build
 
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
 from marl_sb3.core.sb3.tensors import read_optimizers
-from marl_sb3.core.state.checkpoint import TensorFile
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
@@ -116,4 +115,4 @@ def test_weights_of_another_shape_are_refused_before_any_are_read(
         narrow.set_weights(checkpoint)
     own, saved = narrow.policies["shared"], checkpoint.state["policies"]["shared"]["optimizers"]
     with pytest.raises(CheckpointError, match=r"optimizer-000: policy.optimizer/0/.*; accepted: float32 \("):
-        read_optimizers(own, TensorFile("optimizer-000", checkpoint.tensors["optimizer-000"]), StateReader(saved))
+        read_optimizers(own, checkpoint.tensors["optimizer-000"], StateReader(saved))

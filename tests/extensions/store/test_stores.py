@@ -13,9 +13,7 @@ import pytest
 import marl_sb3
 from marl_sb3.core.state.checkpoint import (
     Checkpoint,
-    copies,
-    forms_of,
-    pieces,
+    TensorFile,
     require_finite,
     require_storable,
     store_of,
@@ -59,10 +57,10 @@ class MemoryStore:
         return Path(path)
 
     def write(self, place: Path, state: Any, tensors: Any, about: Any) -> None:
-        held = {name: {key: array.copy() for key, array in group.items()} for name, group in tensors.items()}
+        held = {name: TensorFile(name, {key: a.copy() for key, a in group.items()}) for name, group in tensors.items()}
         arrays = dict(enumerate(_arrays(state)))
         for name, group in {"arrays": arrays, **held}.items():
-            require_storable(name, forms_of(group))
+            require_storable(name, group)
             require_finite(name, group)
         if self.full:
             raise OSError(28, "no space left")
@@ -151,7 +149,7 @@ def bits(tree: Any) -> Any:
 
 
 def in_memory(found: Checkpoint) -> Any:
-    return bits(found.state), {name: bits(copies(group)) for name, group in found.tensors.items()}
+    return bits(found.state), {name: bits(group.load()) for name, group in found.tensors.items()}
 
 
 def test_what_is_read_equals_what_was_written_to_the_last_bit(tested: Any) -> None:
@@ -166,9 +164,9 @@ def test_tensors_tell_their_forms_and_come_in_pieces(tested: Any) -> None:
     def use(found: Checkpoint) -> None:
         for file, group in TENSORS.items():
             assert list(found.tensors[file].keys() ^ group.keys()) == []
-            assert forms_of(found.tensors[file]) == forms_of(group)
+            assert found.tensors[file].forms == TensorFile(file, group).forms
             for name, array in group.items():
-                parts = [np.atleast_1d(part) for _, part in pieces(found.tensors[file], name)]
+                parts = [np.atleast_1d(part) for _, part in found.tensors[file].pieces(name)]
                 assert np.concatenate(parts).tobytes() == array.tobytes()
 
     tested.store.read(tested.path, "latest", use)
