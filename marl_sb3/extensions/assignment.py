@@ -15,7 +15,6 @@ from typing_extensions import override
 from marl_sb3.core.acting.actor import Acted, Actor
 from marl_sb3.core.mapping import PolicyMapping
 from marl_sb3.core.metrics.episodes import Episode, EpisodeTracker
-from marl_sb3.core.state.fields import SavedPart
 from marl_sb3.core.state.randomness import preserve_rng
 from marl_sb3.core.state.state import AS_COUNTS, State, StateReader
 from marl_sb3.core.training.runner import LocalRunner
@@ -416,7 +415,7 @@ class AssignedRunner(LocalRunner):
         return {**super().get_state(), "assignment": {**own, "own": self._assignment.get_state()}}
 
     @override
-    def read_state(self, saved: SavedPart) -> Callable[[], dict[int, str]]:
+    def read_state(self, saved: StateReader) -> Callable[[], dict[int, str]]:
         put_envs, put_assignment = super().read_state(saved), self._read(saved.fields("assignment"), saved.num_envs)
 
         def put() -> dict[int, str]:

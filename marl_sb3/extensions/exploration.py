@@ -17,7 +17,6 @@ from marl_sb3.core.learners.learner import LearnerOptions, LearnerPart
 from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.sb3.inference import distribution, log_prob, q_values
 from marl_sb3.core.sb3.schedules import Progress, make_schedule
-from marl_sb3.core.state.fields import SavedPart
 from marl_sb3.core.state.randomness import generator_state, set_generator_state
 from marl_sb3.core.state.state import State, StateReader, is_plain
 from marl_sb3.core.vec_env.seeding import Stream, spawned
@@ -124,7 +123,7 @@ class Explorer(LearnerPart):
         """See `Part.get_state`."""
         return {"random": generator_state(self.exploration.rng), "own": self.exploration.get_state()}
 
-    def read_state(self, saved: StateReader | SavedPart) -> Callable[[], None]:
+    def read_state(self, saved: StateReader) -> Callable[[], None]:
         """See `Part.read_state`; the object takes over its state as a copy of it, which then replaces it."""
         saved.require_names(["random", "own"])
         restored = deepcopy(self.exploration)

@@ -20,7 +20,6 @@ from marl_sb3.core.processing.processing import Processing
 from marl_sb3.core.processing.rows import process_rows
 from marl_sb3.core.sb3.tensors import weight_forms
 from marl_sb3.core.state.checkpoint import TensorFile
-from marl_sb3.core.state.fields import SavedPart
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.observations import taken
@@ -271,7 +270,7 @@ class LeagueRunner(AssignedRunner):
         return {**super().get_state(), "guests": guests}
 
     @override
-    def read_state(self, saved: SavedPart) -> Callable[[], dict[int, str]]:
+    def read_state(self, saved: StateReader) -> Callable[[], dict[int, str]]:
         guests = saved.fields("guests")
         self._require_fitting(saved.fields("assignment").fields("own").fields("members"))
         self._require_fitting(guests.fields("members"))

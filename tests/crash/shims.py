@@ -180,7 +180,7 @@ def _leave_alone(get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
 
 def _other_env_seed() -> None:
     """The envs' episodes to come get seeds of another run."""
-    from marl_sb3.core.state.fields import SavedPart
+    from marl_sb3.core.state.state import StateReader
     from marl_sb3.core.training.runner import LocalRunner
 
     original = LocalRunner.read_state
@@ -188,7 +188,7 @@ def _other_env_seed() -> None:
     def with_other_seed(self: LocalRunner, saved: Any) -> Any:
         running = saved.value("running")
         changed = {"running": {**running, "run_seed": running["run_seed"] + 1}, "left_out": None}
-        return original(self, SavedPart(changed, saved.where, saved.num_envs, saved.files))
+        return original(self, StateReader(changed, saved.where, saved.num_envs, saved.files))
 
     LocalRunner.read_state = with_other_seed  # type: ignore[method-assign]
 

@@ -37,9 +37,9 @@ from marl_sb3.core.sb3.tensors import (
     weights,
 )
 from marl_sb3.core.sb3.traits import require_path, trait
-from marl_sb3.core.state.fields import Commit, Field, Fields, Part, SavedPart, Stateful, in_order, part
+from marl_sb3.core.state.fields import Commit, Field, Fields, Part, Stateful, in_order, part
 from marl_sb3.core.state.randomness import generators
-from marl_sb3.core.state.state import State
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.doors import Engine, ExperienceMaker, imported
 from marl_sb3.errors import ConfigError
@@ -340,12 +340,12 @@ class Learner(Stateful, ABC):
         """Return the weights and the optimizers' state, copied, by kind of file; see `checkpoint.KINDS`."""
         return {"policy": weights(self.algorithm), "optimizer": optimizer_arrays(self.algorithm)}
 
-    def read_state(self, saved: SavedPart) -> Commit:  # type: ignore[override]
+    def read_state(self, saved: StateReader) -> Commit:
         """See `Part.read_state`; with another number of envs, new episodes begin."""
         return in_order([read_weights(self.algorithm, saved.files["policy"]), super().read_state(saved)])
 
     def _read_acting(
-        self, saved: SavedPart, name: str, acting: Actor | LearnedExperience | None
+        self, saved: StateReader, name: str, acting: Actor | LearnedExperience | None
     ) -> Callable[[], object] | None:
         """Check what actor or experience has saved; new episodes begin if the number of envs has changed."""
         if saved.num_envs != self.rows.num_envs:

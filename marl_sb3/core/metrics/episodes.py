@@ -14,7 +14,7 @@ import numpy as np
 from marl_sb3.core.config.values import PositiveInt, require, require_ids
 from marl_sb3.core.envs.converted import BENEATH
 from marl_sb3.core.metrics.names import Result
-from marl_sb3.core.state.fields import Commit, Field, Fields, SavedPart, Stateful, array, in_order, part, sums_or_nan
+from marl_sb3.core.state.fields import Commit, Field, Fields, Stateful, array, in_order, part, sums_or_nan
 from marl_sb3.core.state.state import AS_COUNTS, AS_SUMS, State, StateReader, without_nan
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.step import VecStep
@@ -303,7 +303,7 @@ class EpisodeTracker(Stateful):
         ),
     }
 
-    def read_state(self, saved: SavedPart) -> Callable[[], None]:  # type: ignore[override]
+    def read_state(self, saved: StateReader) -> Callable[[], None]:
         """See `Part.read_state`; with another number of envs, only the finished episodes are restored."""
         if saved.num_envs == self._num_envs:
             return super().read_state(saved)

@@ -55,7 +55,8 @@ from marl_sb3.core.sb3.private import OFF_POLICY_COUNTS, num_updates
 from marl_sb3.core.sb3.spaces import check_spaces, normalize_minibatches
 from marl_sb3.core.sb3.tensors import Arrays, optimized_parameters
 from marl_sb3.core.sb3.traits import trait
-from marl_sb3.core.state.fields import Commit, Field, Fields, SavedPart, in_order
+from marl_sb3.core.state.fields import Commit, Field, Fields, in_order
+from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError, ConfigError, require_known
 from marl_sb3.types import Array, GoalRewards
 from marl_sb3.wrappers.observations import choices_of
@@ -191,7 +192,7 @@ class OffPolicyLearner(Learner):
         of_policy = super().get_tensors()
         return {**of_policy, "replay": self.buffer.tensors()} if self.trained else of_policy
 
-    def _read_replay(self, saved: SavedPart) -> Commit:
+    def _read_replay(self, saved: StateReader) -> Commit:
         buffer, state = self.buffer, saved.fields("replay")
         if "replay" not in saved.files:
             raise CheckpointError(f"{saved.where}: the file of the replay buffer is missing")

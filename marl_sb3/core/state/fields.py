@@ -9,30 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from marl_sb3.core.state.checkpoint import TensorFile
 from marl_sb3.core.state.state import State, StateReader, without_nan
 
 Commit = Callable[[], None]  # sets a state that was checked before; the content of a checkpoint cannot make it fail
-
-
-class SavedPart(StateReader):
-    """The saved state of one part. It is untrusted: check all of it."""
-
-    def __init__(self, values: Any, where: str, num_envs: int, files: Mapping[str, TensorFile] | None = None) -> None:
-        super().__init__(values, where)
-        # number of envs of the training that was saved. If it differs from the current number, a part does not restore
-        # the state of running episodes.
-        self.num_envs = num_envs
-        self.files = files or {}  # the tensors that have files of their own, by kind of file; see `checkpoint.KINDS`
-
-    @classmethod
-    def of(cls, state: StateReader, name: str, num_envs: int, files: Mapping[str, TensorFile] | None = None) -> Self:
-        """The part of this name in a state."""
-        return cls(state.value(name), f"{state.where}/{name}", num_envs, files)
 
 
 class Part(Protocol):
@@ -41,7 +24,7 @@ class Part(Protocol):
     def get_state(self) -> State:
         """Return the full state as plain data and arrays, without the tensors that have files of their own."""
 
-    def read_state(self, saved: SavedPart) -> Callable[[], object]:
+    def read_state(self, saved: StateReader) -> Callable[[], object]:
         """Check a saved state; nothing changes yet.
 
         Returns:
@@ -69,8 +52,8 @@ class Field(NamedTuple):
     """One entry of the state of an object, its owner."""
 
     get: Callable[[Any], Any]  # returns the entry of an owner, as plain data or arrays
-    # Takes the owner, the reader of its saved state, a `SavedPart` if the owner is a part, and the name of the entry.
-    # It checks the saved entry, and returns what `put` takes.
+    # Takes the owner, the reader of its saved state, and the name of the entry. It checks the saved entry, and returns
+    # what `put` takes.
     read: Callable[[Any, Any, str], Any]
     # Takes the owner and what `read` has returned, and sets the entry. Without `put`, `read` returns a function that
     # sets the entry, or None if there is nothing to set.

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from marl_sb3.errors import CheckpointError
 from marl_sb3.types import Array
+
+if TYPE_CHECKING:
+    from marl_sb3.core.state.checkpoint import TensorFile
 
 State = dict[str, Any]
 
@@ -27,17 +30,26 @@ _SHOWN = 80  # characters of a wrong value in a message
 
 
 class StateReader:
-    """One dictionary of a state, read field by field.
+    """One dictionary of a state, read field by field. It is untrusted: check all of it.
+
+    Args:
+        values: the dictionary.
+        where: its path in the state, for messages.
+        num_envs: number of envs of the training that was saved. If it differs from the current number, parts do not
+            restore the state of running episodes.
+        files: the tensors that have files of their own, by kind of file; see `checkpoint.KINDS`.
 
     Raises:
         CheckpointError: from every method; a field is missing or has a value that is not accepted.
     """
 
-    def __init__(self, values: Any, where: str = "state") -> None:
+    def __init__(
+        self, values: Any, where: str = "state", num_envs: int = 0, files: Mapping[str, TensorFile] | None = None
+    ) -> None:
         if not isinstance(values, Mapping):
             raise _unexpected(where, values, "a mapping")
         self._values = values
-        self.where = where
+        self.where, self.num_envs, self.files = where, num_envs, files or {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -77,9 +89,9 @@ class StateReader:
         """All fields, unchecked, by `names`."""
         return {name: self._values[name] for name in self.names()}
 
-    def fields(self, name: str) -> StateReader:
+    def fields(self, name: str, files: Mapping[str, TensorFile] | None = None) -> StateReader:
         """A reader of the dictionary in a field."""
-        return StateReader(self.value(name), f"{self.where}/{name}")
+        return StateReader(self.value(name), f"{self.where}/{name}", self.num_envs, files)
 
     def integer(self, name: str, minimum: int = 0, maximum: int = MAX_COUNT) -> int:
         """An integer."""

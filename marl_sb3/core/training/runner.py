@@ -14,8 +14,8 @@ from marl_sb3.core.config.algorithms import built_in
 from marl_sb3.core.experience import Experience, ExperienceHook
 from marl_sb3.core.mapping import zero_actions
 from marl_sb3.core.metrics.episodes import Episode, EpisodeTracker
-from marl_sb3.core.state.fields import Part, SavedPart
-from marl_sb3.core.state.state import State, is_plain
+from marl_sb3.core.state.fields import Part
+from marl_sb3.core.state.state import State, StateReader, is_plain
 from marl_sb3.core.vec_env.interface import Health, MultiAgentVecEnv
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.types import Array, PolicyID
@@ -94,7 +94,7 @@ class Runner(Part, Protocol):
             ConfigError: the hook cannot run where the envs are stepped.
         """
 
-    def read_state(self, saved: SavedPart) -> Callable[[], Mapping[int, str]]:
+    def read_state(self, saved: StateReader) -> Callable[[], Mapping[int, str]]:
         """See `Part.read_state`.
 
         Returns:
@@ -124,7 +124,7 @@ class Runner(Part, Protocol):
             _log.warning("inexact: %s: a run that is resumed from a checkpoint begins new ones", why)
         return why
 
-    def without_episodes(self, saved: SavedPart, num_envs: int) -> Callable[[], dict[int, str]] | None:
+    def without_episodes(self, saved: StateReader, num_envs: int) -> Callable[[], dict[int, str]] | None:
         """Return what `read_state` returns for a checkpoint that has no episodes of so many envs; None: it has some."""
         if saved.num_envs != num_envs:
             why = f"the checkpoint has {saved.num_envs} envs, the run {num_envs}"
@@ -330,7 +330,7 @@ class LocalRunner(Runner):
         running, why = self.episodes_to_save(self.env.get_state())
         return {"running": running, "left_out": why}
 
-    def read_state(self, saved: SavedPart) -> Callable[[], dict[int, str]]:
+    def read_state(self, saved: StateReader) -> Callable[[], dict[int, str]]:
         """See `Runner.read_state`. If an env refuses its saved state, new episodes will begin in all envs."""
         if begin_anew := self.without_episodes(saved, self.env.num_envs):
             return begin_anew

@@ -35,7 +35,7 @@ from marl_sb3.core.state.checkpoint import (
     require_storable,
     space_to_plain,
 )
-from marl_sb3.core.state.fields import Part, SavedPart, in_order
+from marl_sb3.core.state.fields import Part, in_order
 from marl_sb3.core.state.randomness import ProcessRandomness
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.training.callback import CallbackStates
@@ -224,15 +224,15 @@ class TrainingParts:
             CheckpointError: the checkpoint does not fit the training.
         """
         state = StateReader(checkpoint.state)
-        num_envs, policies = state.integer("num_envs", 1), state.fields("policies")
-        put_envs = self.runner.read_state(SavedPart.of(state, "env", num_envs))
+        state.num_envs = state.integer("num_envs", 1)
+        put_envs, policies = self.runner.read_state(state.fields("env")), state.fields("policies")
         setters: list[Callable[[], object]] = [
-            self.learners[policy_id].read_state(SavedPart.of(policies, policy_id, num_envs, files))
+            self.learners[policy_id].read_state(policies.fields(policy_id, files))
             for policy_id, files in self.files_of(checkpoint).items()
         ]
         for name, each in self.by_name().items():  # `random` last: no numbers may be drawn afterwards
             if each is not self.runner:
-                setters.append(each.read_state(SavedPart.of(state, name, num_envs)))
+                setters.append(each.read_state(state.fields(name)))
         lost = dict(put_envs())  # first: a user's env may refuse its saved state
         *put_others, put_random = setters
         in_order(put_others)()

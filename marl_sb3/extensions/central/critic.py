@@ -19,7 +19,6 @@ from marl_sb3.core.learners.learner import LearnerOptions, blas_threads
 from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.sb3.inference import States
 from marl_sb3.core.sb3.private import progress_remaining
-from marl_sb3.core.state.fields import SavedPart
 from marl_sb3.core.state.randomness import generator_state, set_generator_state
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
@@ -161,7 +160,7 @@ class CentralCritic(CentralPart):
         return {"inputs": self._net.inputs if self._net else 0, "net": net, "random": generator_state(self._rng)}
 
     @override
-    def read_state(self, saved: StateReader | SavedPart) -> Callable[[], None]:
+    def read_state(self, saved: StateReader) -> Callable[[], None]:
         if not self._learns_here:
             saved.require_names(["like"])  # a file that is so large has so many inputs
             self._make_room(len(saved.array("like", np.float32, (None,))))  # for the rollout, which is read next

@@ -14,7 +14,6 @@ from torch import nn
 
 from marl_sb3.core.learners.learner import LearnerOptions, LearnerPart
 from marl_sb3.core.learners.spec import PolicySpec
-from marl_sb3.core.state.fields import SavedPart
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.extensions.central.settings import CentralSettings
@@ -47,7 +46,7 @@ class CentralPart(LearnerPart):
         """See `Part.get_state`."""
 
     @abstractmethod
-    def read_state(self, saved: StateReader | SavedPart) -> Callable[[], None]:
+    def read_state(self, saved: StateReader) -> Callable[[], None]:
         """See `Part.read_state`."""
 
     def layers(self, widths: Sequence[int]) -> list[nn.Module]:
@@ -95,7 +94,7 @@ def saved_net(net: nn.Module, optimizer: th.optim.Optimizer | None = None) -> St
     return {"weights": weights, "moments": moments, "steps": steps}
 
 
-def read_net(saved: StateReader | SavedPart, net: nn.Module, optimizer: th.optim.Optimizer | None = None) -> None:
+def read_net(saved: StateReader, net: nn.Module, optimizer: th.optim.Optimizer | None = None) -> None:
     """Set a network and its optimizer to what `saved_net` returned.
 
     Raises:

@@ -33,7 +33,7 @@ from marl_sb3.core.off_policy.replay import (
     Transitions,
 )
 from marl_sb3.core.sb3.traits import trait
-from marl_sb3.core.state.fields import SavedPart, in_order
+from marl_sb3.core.state.fields import in_order
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.core.training.callback import with_hook
@@ -311,7 +311,7 @@ class TwinCritics(CentralPart, ActingWatcher):
         return {**of_learner, **open_now}
 
     @override
-    def read_state(self, saved: StateReader | SavedPart) -> Callable[[], None]:
+    def read_state(self, saved: StateReader) -> Callable[[], None]:
         of_learner = ["widths", "critics", "targets"] if self._learns_here else []
         saved.require_names([*of_learner, "rows", "before", "done"])
         rows, before = saved.integer("rows", 0), np.zeros((0, 0), np.float32)
@@ -324,7 +324,7 @@ class TwinCritics(CentralPart, ActingWatcher):
 
         return in_order([put_open, self._read_critics(saved)]) if self._learns_here else put_open
 
-    def _read_critics(self, saved: StateReader | SavedPart) -> Callable[[], None]:
+    def _read_critics(self, saved: StateReader) -> Callable[[], None]:
         items = saved.listed("widths", len(Joint._fields))
         widths = Joint(*(items.integer(str(number), 0, MOST_INPUTS) for number in range(len(Joint._fields))))
         if not widths.central:

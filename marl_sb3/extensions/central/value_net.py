@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from marl_sb3.core.state.fields import SavedPart
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.types import Array, FloatArray
 
@@ -171,7 +170,7 @@ class ValueNet:
         units = {"units": self.units.get_state(), "returns": self.of_returns.get_state()}
         return {**units, "parameters": self.parameters.copy()}
 
-    def read_values(self, saved: StateReader | SavedPart) -> None:
+    def read_values(self, saved: StateReader) -> None:
         """Take over what `values_state` returned."""
         self.units.read_state(saved.fields("units"))
         self.of_returns.read_state(saved.fields("returns"))
@@ -181,7 +180,7 @@ class ValueNet:
         """Return weights, units and what Adam remembers as plain data and arrays."""
         return {**self.values_state(), "moments": self.moments.copy(), "steps": self.steps}
 
-    def read_state(self, saved: StateReader | SavedPart) -> None:
+    def read_state(self, saved: StateReader) -> None:
         """Take over what `get_state` returned.
 
         Raises:

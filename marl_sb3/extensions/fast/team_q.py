@@ -26,7 +26,7 @@ from marl_sb3.core.sb3.tensors import (
     weights,
 )
 from marl_sb3.core.state.checkpoint import TensorFile
-from marl_sb3.core.state.fields import SavedPart, in_order
+from marl_sb3.core.state.fields import in_order
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.masked_q import MaskedQLearning
@@ -357,7 +357,7 @@ class MixingPart:
             "settings": optimizer_settings(mixing),
         }
 
-    def read_state(self, saved: StateReader | SavedPart) -> Callable[[], None]:
+    def read_state(self, saved: StateReader) -> Callable[[], None]:
         """See `Part.read_state`."""
         saved.require_names(["by_state", "weights", "moments", "settings"])
         by_state, of_weights = saved.boolean("by_state"), saved.fields("weights")

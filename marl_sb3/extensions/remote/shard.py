@@ -23,7 +23,7 @@ from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import PolicyMapping, rows_of_policy
 from marl_sb3.core.metrics.episodes import Episode, EpisodeTracker, InfoMetric
 from marl_sb3.core.sb3.schedules import Progress
-from marl_sb3.core.state.fields import SavedPart, read_states
+from marl_sb3.core.state.fields import read_states
 from marl_sb3.core.state.randomness import preserve_rng
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.training.runner import LocalRunner
@@ -255,12 +255,12 @@ class Shard:
             self._runner.forget_episodes()
             return {}
         with preserve_rng():
-            return self._restore(StateReader(saved.state, f"shard {self._index}"))
+            return self._restore(StateReader(saved.state, f"shard {self._index}", self._env.num_envs))
 
     def _restore(self, state: StateReader) -> Inexact:
         put_policies = read_states(self._policies, state.fields("policies"))
-        put_tracker = self._tracker.read_state(SavedPart.of(state, "tracker", self._env.num_envs))
-        lost = self._runner.read_state(SavedPart.of(state, "env", self._env.num_envs))()
+        put_tracker = self._tracker.read_state(state.fields("tracker"))
+        lost = self._runner.read_state(state.fields("env"))()
         put_policies()
         put_tracker()
         # Where nothing was restored, other episodes begin than at the start.

@@ -17,8 +17,7 @@ from marl_sb3.core.learners.learner import available_cores
 from marl_sb3.core.mapping import PolicyMapping
 from marl_sb3.core.metrics.episodes import EpisodeTracker
 from marl_sb3.core.sb3.schedules import Progress
-from marl_sb3.core.state.fields import SavedPart
-from marl_sb3.core.state.state import State
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.training.runner import Runner, StepListener
 from marl_sb3.core.vec_env.interface import Health
 from marl_sb3.core.vec_env.seeding import shard_seed
@@ -203,7 +202,7 @@ class ShardedRunner(Runner):
         return state if self._assignment is None else {**state, "assignment": self._assignment.get_state()}
 
     @override
-    def read_state(self, saved: SavedPart) -> Callable[[], dict[int, str]]:
+    def read_state(self, saved: StateReader) -> Callable[[], dict[int, str]]:
         envs = self._plan.envs
         if saved.num_envs == envs.n_envs:
             if "n_shards" not in saved:

@@ -13,7 +13,7 @@ from toy_envs import NoisyEnv
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.core.state import randomness
 from marl_sb3.core.state.checkpoint import Checkpoint, find_files
-from marl_sb3.core.state.fields import Part, SavedPart
+from marl_sb3.core.state.fields import Part
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
@@ -67,14 +67,14 @@ def fresh() -> Iterator[MultiAgentAlgorithm]:
         yield build()
 
 
-def reader(checkpoint: Checkpoint, path: str, state: Any = None) -> SavedPart:
+def reader(checkpoint: Checkpoint, path: str, state: Any = None) -> StateReader:
     """What the checkpoint holds of a part, or `state` in its place."""
     *outer, name = path.split("/")
     node: Any = checkpoint.state
     for key in (*outer, name):
         node = node[key]
     kinds = find_files(checkpoint.tensors, checkpoint.name, 2)[name == "b"] if outer else {}
-    return SavedPart(node if state is None else state, f"state/{path}", E, kinds)
+    return StateReader(node if state is None else state, f"state/{path}", E, kinds)
 
 
 def plain(tree: Any) -> Any:
@@ -129,12 +129,12 @@ def damaged(tree: Any, path: Keys) -> Any:
     return copy
 
 
-def places(given: SavedPart, leaf: Keys) -> list[str]:
+def places(given: StateReader, leaf: Keys) -> list[str]:
     """What a message may say of where the damage is: a path as far as the leaf or nearly."""
     return [f"{given.where}/{'/'.join(map(str, leaf[:length]))}" for length in range(len(leaf), 0, -1)]
 
 
-def read_all(part: Part, path: str, given: SavedPart) -> None:
+def read_all(part: Part, path: str, given: StateReader) -> None:
     put_back = part.read_state(given)
     if path == "env":  # envs read their own states when these are set
         put_back()

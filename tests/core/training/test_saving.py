@@ -20,7 +20,6 @@ import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec
 from marl_sb3.core.metrics.names import flatten
 from marl_sb3.core.state.checkpoint import Checkpoint
-from marl_sb3.core.state.fields import SavedPart
 from marl_sb3.core.state.randomness import ProcessRandomness
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError, ConfigError
@@ -86,7 +85,7 @@ def test_a_generator_that_is_not_brought_back_is_found(left_out: str, tmp_path: 
 
     read_state = ProcessRandomness.read_state
 
-    def skip(self: ProcessRandomness, saved: SavedPart) -> Any:
+    def skip(self: ProcessRandomness, saved: StateReader) -> Any:
         brought = {name: saved.value(name) for name in saved}
         if left_out in brought:
             brought[left_out] = self.get_state()[left_out]
