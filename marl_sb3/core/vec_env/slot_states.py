@@ -6,7 +6,6 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -278,18 +277,14 @@ def pack(states: Sequence[SlotState], groups: Sequence[AgentGroup]) -> State:
 
 def _pack_logs(logs: Sequence[tuple[Array, ...] | None], groups: Sequence[AgentGroup]) -> State:
     """Concatenate the logs; if not all of them fit, only the shortest ones."""
-    known = {index: log for index, log in enumerate(logs) if log is not None}
-    sizes = sorted((sum(part.nbytes for part in log), index) for index, log in known.items())
-    totals = accumulate(size for size, _ in sizes)
-    kept = sorted(index for total, (_, index) in zip(totals, sizes, strict=True) if total <= MAX_BYTES)
-    lengths = [len(known[index][0]) if index in kept else _LEFT_OUT for index in range(len(logs))]
-    empty = [np.zeros((0, *_shape(group)), group.action_space.dtype) for group in groups]
-    return {
-        "lengths": np.array(lengths, dtype=np.int64),
-        "actions": [
-            np.concatenate([none, *(known[index][number] for index in kept)]) for number, none in enumerate(empty)
-        ],
-    }
+    lengths = np.array([_LEFT_OUT if log is None else len(log[0]) for log in logs], np.int64)
+    joined = [np.zeros((1, *_shape(group)), group.action_space.dtype) for group in groups]  # one step
+    order = np.argsort(lengths, kind="stable")
+    sizes = np.maximum(lengths[order], 0).cumsum() * sum(step.nbytes for step in joined)
+    lengths[order[sizes > MAX_BYTES]] = _LEFT_OUT
+    kept = [log for log, length in zip(logs, lengths, strict=True) if log is not None and length != _LEFT_OUT]
+    actions = [np.concatenate([step[:0], *(log[number] for log in kept)]) for number, step in enumerate(joined)]
+    return {"lengths": lengths, "actions": actions}
 
 
 def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotState]:
