@@ -242,32 +242,24 @@ def _multi_binary_from_plain(plain: StateReader) -> spaces.MultiBinary:
     return spaces.MultiBinary(plain.integer("n", 1))
 
 
-def _dict_from_plain(plain: StateReader) -> spaces.Dict:
-    """Keeps the order of the parts."""
-    parts = plain.fields("spaces")
-    read: dict[str, Space] = {}
-    for name in parts.names():
-        part = parts.fields(name)
-        _one_of(part, "kind", [kind for kind in _KINDS if kind not in ("Dict", "Joined")])
-        read[name] = space_from_plain(part)
-    return spaces.Dict(list(read.items()))  # pairs keep their order; `sort_keys` is of Gymnasium 1.4
-
-
 def _joined_from_plain(plain: StateReader) -> Space:
     """Read the space of actions of several parts, in which their policies choose."""
-    found = policy_actions(_composite_from_plain(plain.fields("of"), 0))
+    found = policy_actions(_composite_from_plain(plain.fields("of"), _MAX_DIMENSIONS))
     if not hasattr(found, "to_env"):
         raise CheckpointError(f"{plain.where} has parts in which no policy acts")
     return found
 
 
 def _composite_from_plain(plain: StateReader, depth: int) -> Space:
-    if plain.value("kind") not in _COMPOSITE or depth >= _MAX_DIMENSIONS:
+    """Read a space of parts, which may have parts themselves down to a depth."""
+    if plain.value("kind") not in _COMPOSITE or not depth:
         _one_of(plain, "kind", [kind for kind in _KINDS if kind not in ("Dict", "Joined")])
         return space_from_plain(plain)
     parts = plain.fields("spaces")
-    read = [(name, _composite_from_plain(parts.fields(name), depth + 1)) for name in parts.names()]
-    return spaces.Dict(read) if plain.value("kind") == "Dict" else spaces.Tuple([part for _, part in read])
+    read = [(name, _composite_from_plain(parts.fields(name), depth - 1)) for name in parts.names()]
+    if plain.value("kind") == "Tuple":
+        return spaces.Tuple([part for _, part in read])
+    return spaces.Dict(read)  # pairs keep their order; `sort_keys` is of Gymnasium 1.4
 
 
 def _one_of(plain: StateReader, name: str, accepted: Any) -> str:
@@ -290,7 +282,7 @@ _KINDS: Mapping[str, Callable[[StateReader], Space]] = {
     "Discrete": lambda plain: spaces.Discrete(plain.integer("n", 1), start=plain.integer("start", -(2**53))),
     "MultiDiscrete": _multi_discrete_from_plain,
     "MultiBinary": _multi_binary_from_plain,
-    "Dict": _dict_from_plain,
+    "Dict": lambda plain: _composite_from_plain(plain, 1),
     "Joined": _joined_from_plain,
 }
 _COMPOSITE = ("Dict", "Tuple")
