@@ -158,8 +158,7 @@ def read_mapping(state: StateReader, policy_ids: Sequence[PolicyID]) -> PolicyMa
     if "candidates" in state:
         varied = state.fields("candidates")
         varied.require_names(list(candidates))
-        others = {agent: varied.listed(agent) for agent in candidates}
-        candidates = {agent: (*own, *map(others[agent].string, others[agent])) for agent, own in candidates.items()}
+        candidates = {agent: (*own, *varied.strings(agent)) for agent, own in candidates.items()}
     try:
         _require_policies(resolve_policies(dict.fromkeys(policy_ids), list(candidates)), list(candidates), candidates)
     except ConfigError as error:

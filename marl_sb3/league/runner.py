@@ -275,8 +275,7 @@ class LeagueRunner(AssignedRunner):
         self._require_fitting(saved.fields("assignment").fields("own").fields("members"))
         self._require_fitting(guests.fields("members"))
         put_others = super().read_state(saved)
-        listed, members, actors = guests.listed("names"), guests.fields("members"), guests.fields("actors")
-        names = [listed.string(key) for key in listed]
+        names, members, actors = guests.strings("names"), guests.fields("members"), guests.fields("actors")
         known = {*self._league.opponents, *members.names(), *saved.fields("assignment").fields("own").fields("members")}
         if strange := [name for name in names if name not in known]:
             raise guests.error("names", strange[0], "a member of the pool, or one that has left it")

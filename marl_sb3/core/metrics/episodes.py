@@ -335,8 +335,7 @@ class EpisodeTracker(Stateful):
         return np.array(numbers, np.int64).reshape(len(numbers), len(self._agents))
 
     def _read_finished(self, state: StateReader) -> Commit:
-        env_index, listed = state.array("env_index", np.int64, (None,), *AS_COUNTS), state.listed("added")
-        added = list(map(listed.string, listed))
+        env_index, added = state.array("env_index", np.int64, (None,), *AS_COUNTS), state.strings("added")
         n, agents, names = len(env_index), self._agents, [*self.custom_metrics, *added]
         played = state.array("played", np.int64, (n, len(agents)), 0).tolist() if self._candidates else []
         columns = (

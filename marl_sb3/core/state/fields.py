@@ -8,6 +8,7 @@ returned set the state.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -82,8 +83,7 @@ class Stateful:
         Raises:
             CheckpointError: it is not the state of such an object; names the path of the value.
         """
-        values = self.read_fields(state)
-        return lambda: self.set_fields(values)
+        return partial(self.set_fields, self.read_fields(state))
 
     def read_fields(self, state: StateReader) -> dict[str, Any]:
         """Check a saved state; returns what `set_fields` takes, by the names of the fields."""

@@ -131,6 +131,10 @@ class StateReader:
         items = self.items(name, length)
         return StateReader(dict(zip(map(str, range(len(items))), items, strict=True)), f"{self.where}/{name}")
 
+    def strings(self, name: str) -> list[str]:
+        """A list of printable strings."""
+        return [_require_text(f"{self.where}/{name}/{number}", item) for number, item in enumerate(self.items(name))]
+
     def array(
         self,
         name: str,

@@ -94,12 +94,7 @@ class Setup:
         _require_same("the candidates of agents", self.mapping.candidates, candidates)
         _require_same("n_steps", self.n_steps, state.integer("n_steps"))
         own = [policy_id for policy_id, learner in self.learners.items() if learner.trained]
-        _require_same("policies_to_train", own, _trained(state))
-
-
-def _trained(state: StateReader) -> list[PolicyID]:
-    trained = state.listed("trained")
-    return [trained.string(number) for number in trained]
+        _require_same("policies_to_train", own, state.strings("trained"))
 
 
 def _require_same(name: str, given: Any, saved: Any) -> None:
@@ -299,7 +294,7 @@ def constructor_arguments(
         **read,
         "policies": specs,
         "policy_mapping_fn": {agent: policy_of.string(agent) for agent in policy_of.names()},
-        "policies_to_train": _trained(state),
+        "policies_to_train": state.strings("trained"),
         "evaluation_deterministic": read_deterministic(state, "evaluation_deterministic", saved_ids),
         **given,
         **(hyperparameters if policies else {}),
