@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from marl_sb3.core.state.fields import Commit, Field, Fields, Stateful
+from marl_sb3.core.state.fields import Commit, Field
 from marl_sb3.core.state.state import MAX_SEED, State, StateReader
 from marl_sb3.errors import CheckpointError
 from marl_sb3.types import Array
@@ -34,28 +34,61 @@ _TORCH = np.dtype(
 )
 
 
-def _python_state(_: object) -> State:
-    _, words, gauss = random.getstate()
-    return {"words": np.array(words, dtype=np.uint32), "gauss": gauss}
+RngStates = tuple[Any, Any, th.Tensor, list[th.Tensor]]  # of Python, NumPy, PyTorch, and each CUDA device
 
 
-def _read_python(_: object, states: StateReader, name: str) -> Commit:
-    state = states.fields(name)
-    words = state.array("words", np.uint32, (_WORDS + 1,)).tolist()  # and the position
-    gauss = None if state.value("gauss") is None else state.number("gauss")
-    if words[-1] > _WORDS:
-        raise state.error("words", words[-1], f"a last word from 0 to {_WORDS}")
-    return partial(random.setstate, (3, tuple(words), gauss))
+def get_rng() -> RngStates:
+    """Return the states of all global generators; no CUDA device has one before CUDA is used."""
+    cuda = th.cuda.get_rng_state_all() if th.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return random.getstate(), np.random.get_state(), th.get_rng_state(), cuda  # noqa: NPY002
 
 
-def _numpy_state(_: object) -> State:
-    _, key, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
-    return {"key": key, "position": position, "has_gauss": has_gauss, "gauss": gauss}
+def set_rng(states: RngStates) -> None:
+    """Set the states of all global generators."""
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    th.set_rng_state(states[2])
+    if states[3]:
+        th.cuda.set_rng_state_all(states[3])
 
 
-def _read_numpy(_: object, states: StateReader, name: str) -> Commit:
-    key, position, has_gauss, gauss = _read_numbers(states, name, _numpy_state(None)).values()
-    return partial(np.random.set_state, ("MT19937", key, position, has_gauss, gauss))
+@contextmanager
+def preserve_rng() -> Iterator[None]:
+    """Restore the state of all global generators on exit."""
+    before = get_rng()
+    try:
+        yield
+    finally:
+        set_rng(before)
+
+
+# --- As a part of a training ------------------------------------------------------------------------------------------
+
+
+class ProcessRandomness:
+    """The global generators as a part of a training."""
+
+    def get_state(self) -> State:
+        """See `Part.get_state`."""
+        (_, words, gauss), (_, key, *numbers), torch, cuda = get_rng()
+        return {
+            "python": {"words": np.array(words, dtype=np.uint32), "gauss": gauss},
+            "numpy": {"key": key, **dict(zip(("position", "has_gauss", "gauss"), numbers, strict=True))},
+            "torch": torch.numpy(),
+            "cuda": [state.numpy() for state in cuda],
+        }
+
+    def read_state(self, saved: StateReader) -> Commit:
+        """See `Part.read_state`."""
+        own = self.get_state()
+        saved.require_names(list(own))
+        python = saved.fields("python")
+        words = python.array("words", np.uint32, (_WORDS + 1,)).tolist()  # and the position
+        gauss = None if python.value("gauss") is None else python.number("gauss")
+        if words[-1] > _WORDS:
+            raise python.error("words", words[-1], f"a last word from 0 to {_WORDS}")
+        numpy = "MT19937", *_read_numbers(saved, "numpy", own["numpy"]).values()
+        return partial(set_rng, ((3, tuple(words), gauss), numpy, _read_torch(saved, "torch"), _read_cuda(saved)))
 
 
 def _read_numbers(states: StateReader, name: str, own: State) -> State:
@@ -68,7 +101,7 @@ def _read_numbers(states: StateReader, name: str, own: State) -> State:
     return read
 
 
-def _read_torch(_: object, state: StateReader, name: str) -> Commit:
+def _read_torch(state: StateReader, name: str) -> th.Tensor:
     """Check the state of PyTorch's generator. PyTorch does not: a wrong index would make it read foreign memory."""
     raw = state.array(name, np.uint8, (th.get_rng_state().numel(),))
     where = f"{state.where}/{name}"
@@ -84,7 +117,17 @@ def _read_torch(_: object, state: StateReader, name: str) -> Commit:
             or not np.isfinite(normals).all()
         ):
             raise CheckpointError(f"{where} is not a state of PyTorch's generator")
-    return partial(th.set_rng_state, _torch_state(raw, "cpu", where))
+    return _torch_state(raw, "cpu", where)
+
+
+def _read_cuda(saved: StateReader) -> list[th.Tensor]:
+    """Read the states of the devices; none are set where no device is."""
+    devices, states = saved.listed("cuda"), []
+    for device in devices:
+        raw = devices.array(device, np.uint8, (None,))
+        if th.cuda.is_available():
+            states.append(_torch_state(raw, f"cuda:{device}", f"{devices.where}/{device}"))
+    return states
 
 
 def _torch_state(raw: Array, device: str, where: str) -> th.Tensor:
@@ -95,63 +138,6 @@ def _torch_state(raw: Array, device: str, where: str) -> th.Tensor:
     except (RuntimeError, IndexError) as error:
         raise CheckpointError(f"{where} is not a state of PyTorch's generator: {error}") from error
     return state
-
-
-def _cuda_states() -> list[th.Tensor]:
-    return th.cuda.get_rng_state_all() if th.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-
-
-def _read_cuda(_: object, state: StateReader, name: str) -> Commit:
-    """Read the states of the devices; none are set where no device is."""
-    devices, states = state.listed(name), []
-    for device in devices:
-        raw = devices.array(device, np.uint8, (None,))
-        if th.cuda.is_available():
-            states.append(_torch_state(raw, f"cuda:{device}", f"{devices.where}/{device}"))
-    return partial(_set_cuda, states)
-
-
-def _set_cuda(states: list[th.Tensor]) -> None:
-    if states:
-        th.cuda.set_rng_state_all(states)
-
-
-class ProcessRandomness(Stateful):
-    """The generators as a part of a training."""
-
-    fields: ClassVar[Fields] = {
-        "python": Field(_python_state, _read_python),
-        "numpy": Field(_numpy_state, _read_numpy),
-        "torch": Field(lambda _: th.get_rng_state().numpy(), _read_torch),
-        # The state of each CUDA device; none before CUDA is used.
-        "cuda": Field(lambda _: [state.numpy() for state in _cuda_states()], _read_cuda),
-    }
-
-
-RngStates = tuple[Any, Any, th.Tensor, list[th.Tensor]]  # of Python, NumPy, PyTorch, and each CUDA device
-
-
-def get_rng() -> RngStates:
-    """Return the states of all global generators."""
-    return random.getstate(), np.random.get_state(), th.get_rng_state(), _cuda_states()  # noqa: NPY002
-
-
-def set_rng(states: RngStates) -> None:
-    """Set the states of all global generators."""
-    random.setstate(states[0])
-    np.random.set_state(states[1])  # noqa: NPY002
-    th.set_rng_state(states[2])
-    _set_cuda(states[3])
-
-
-@contextmanager
-def preserve_rng() -> Iterator[None]:
-    """Restore the state of all global generators on exit."""
-    before = get_rng()
-    try:
-        yield
-    finally:
-        set_rng(before)
 
 
 # --- Random generators of NumPy and of spaces -------------------------------------------------------------------------
