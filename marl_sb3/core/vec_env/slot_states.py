@@ -136,8 +136,7 @@ def read_settings(state: StateReader, num_envs: int) -> list[State]:
         CheckpointError: it is not a list of states from `EnvSettings.get_state`.
     """
     listed = state.listed("settings", num_envs)
-    parts = [{part: listed.fields(name).fields(part) for part in ("in_force", "coming")} for name in listed]
-    return [{part: {key: own.value(key) for key in own.names()} for part, own in each.items()} for each in parts]
+    return [{part: listed.fields(name).fields(part).values() for part in ("in_force", "coming")} for name in listed]
 
 
 # The most that all logs in a checkpoint take; logs that do not fit are left out, and their envs begin new episodes.
