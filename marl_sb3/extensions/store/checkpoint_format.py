@@ -116,13 +116,7 @@ def _json(tree: Any) -> bytes:
 
 
 def state_to_json(state: State) -> tuple[bytes, dict[str, Array]]:
-    """Return a state as JSON with names in the place of its arrays, and the arrays by name; see `state_from_json`."""
-    plain, arrays = _without_arrays(state)
-    return _json(plain), arrays
-
-
-def _without_arrays(state: State) -> tuple[Any, dict[str, Array]]:
-    """Replace the arrays of a tree by references; returns the tree, and the arrays by their paths."""
+    """Return a state as JSON with references in the place of its arrays, and the arrays by their paths."""
     arrays: dict[str, Array] = {}
 
     def plain(node: Any, path: str) -> Any:
@@ -139,7 +133,7 @@ def _without_arrays(state: State) -> tuple[Any, dict[str, Array]]:
             return [plain(value, f"{path}/{index}") for index, value in enumerate(node)]
         return node
 
-    return plain(state, ""), arrays
+    return _json(plain(state, "")), arrays
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
@@ -237,7 +231,7 @@ def parse_json(name: str, data: bytes, arrays: Mapping[str, Array] | None = None
     """Parse JSON.
 
     Args:
-        arrays: those that it refers to, see `_without_arrays`; None: it refers to none.
+        arrays: those that it refers to, see `state_to_json`; None: it refers to none.
 
     Raises:
         CheckpointError: it is not valid JSON, or is too deep, or has duplicate names or numbers that are not finite; or
