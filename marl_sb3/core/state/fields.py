@@ -198,4 +198,4 @@ def _copied(own: Any) -> Any:
         return None
     if isinstance(own, Mapping):
         return {name: _copied(each) for name, each in own.items()}
-    return [_copied(each) for each in own] if isinstance(own, tuple) else np.array(own)
+    return list(map(_copied, own)) if isinstance(own, tuple) else np.array(own)

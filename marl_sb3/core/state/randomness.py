@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -145,8 +146,7 @@ def _torch_state(raw: Array, device: str, where: str) -> th.Tensor:
 
 def generator_state(generator: np.random.Generator) -> State:
     """Return the state of a generator's bit generator."""
-    state = generator.bit_generator.state
-    return {name: dict(part) if isinstance(part, Mapping) else part for name, part in state.items()}
+    return dict(generator.bit_generator.state)  # new dictionaries and arrays, as NumPy makes them
 
 
 def set_generator_state(generator: np.random.Generator, state: StateReader, name: str) -> None:
@@ -202,4 +202,4 @@ def generator(path: str) -> Field:
 
 def _parts(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
     inner = space.spaces.values() if isinstance(space, spaces.Dict) else getattr(space, "spaces", ())
-    return [space, *(part for child in inner for part in _parts(child))]
+    return [space, *chain.from_iterable(map(_parts, inner))]

@@ -87,7 +87,8 @@ class StateReader:
 
     def values(self) -> dict[str, Any]:
         """All fields, unchecked, by `names`."""
-        return {name: self._values[name] for name in self.names()}
+        self.names()
+        return dict(self._values)
 
     def fields(self, name: str, files: Mapping[str, TensorFile] | None = None) -> StateReader:
         """A reader of the dictionary in a field."""
