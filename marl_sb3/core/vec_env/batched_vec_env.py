@@ -15,12 +15,12 @@ from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
 from marl_sb3.core.envs.converted import MASK
 from marl_sb3.core.envs.faults import RAISED, ask_for_state, close_in_words, raise_in_words
 from marl_sb3.core.envs.registry import EnvFactory, make_env, why_not_batched
-from marl_sb3.core.state.state import AS_COUNTS, MAX_SEED, State, StateReader
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.vec_env.interface import InProcessVecEnv, Options, VecEnvRequest
 from marl_sb3.core.vec_env.masks import forbidden_place, forbidden_words, read_masks
-from marl_sb3.core.vec_env.observations import AgentGroup, agent_groups, same, zero_observations, zeros_where_idle
+from marl_sb3.core.vec_env.observations import AgentGroup, agent_groups, same, zeros_where_idle
 from marl_sb3.core.vec_env.seeding import episode_seed, fresh_seed
-from marl_sb3.core.vec_env.slot_states import CONFIGURE, OTHER_SPACES, EnvSettings, read_settings
+from marl_sb3.core.vec_env.slot_states import CONFIGURE, OTHER_SPACES, EnvSettings, EnvStates, read_envs
 from marl_sb3.core.vec_env.step import (
     NO_FINAL_OBSERVATIONS,
     ActionMasks,
@@ -320,37 +320,29 @@ class BatchedVecEnv(InProcessVecEnv):
 
     def _set_state(self, state: StateReader) -> Mapping[int, str]:
         """See `MultiAgentVecEnv.set_state`; either all envs are restored exactly, or none."""
-        run_seed = state.integer("run_seed", 0, MAX_SEED)
-        names = "episodes", ("steps" if isinstance(state.value("own"), list) else "episode_steps")
-        counts = [state.array(name, np.int64, (self.num_envs,), *AS_COUNTS) for name in names]
-        to_act = state.array("to_act", np.bool_, (self.num_envs, len(self.agents)))
-        if not to_act.any(axis=1).all():
-            raise state.error("to_act", to_act, "an agent that acts in every env")
-        observations = state.like("observations", zero_observations(self.groups, self.num_envs))
-        masks = read_masks(state, self.groups, self.num_envs)
-        self.run_seed = run_seed
-        self.episodes, self.episode_steps = counts
-        saved = read_settings(state, self.num_envs)
-        kept = [own.restore(saved[index], self.first_index + index) for index, own in enumerate(self.settings)]
-        why = next(filter(None, kept), None) or self._set_own(state, to_act, observations)
-        for own, settings in zip(self.settings, saved, strict=True):
-            own.coming = settings["coming"]
+        saved, masks = read_envs(state, self.groups, self.num_envs), read_masks(state, self.groups, self.num_envs)
+        self.run_seed, self.episodes, self.episode_steps = saved.run_seed, saved.episodes, saved.steps
+        own_and_saved = list(zip(self.settings, saved.settings, strict=True))
+        kept = [own.restore(then, self.first_index + index) for index, (own, then) in enumerate(own_and_saved)]
+        why = next(filter(None, kept), None) or self._set_own(state, saved)
+        for own, then in own_and_saved:
+            own.coming = then["coming"]
         if why is None:
             self.masked = any(own is not None for own in masks)
-            in_play = to_act & (self.episode_steps > 0)[:, None]
-            self._latest = first_step(observations, masks, to_act, {}, self._env_state(), in_play)
+            in_play = saved.to_act & (self.episode_steps > 0)[:, None]
+            self._latest = first_step(saved.observations, masks, saved.to_act, {}, self._env_state(), in_play)
             return {}
         self._begin_episodes(self._all_envs)
         self._latest = self._first_step()
         return dict.fromkeys(self._all_envs, why)
 
-    def _set_own(self, state: StateReader, to_act: BoolArray, seen: tuple[Observations, ...]) -> str | None:
-        if state.value("own") is None or isinstance(state.value("own"), list):
+    def _set_own(self, state: StateReader, saved: EnvStates) -> str | None:
+        if state.value("own") is None or saved.apart:
             none = f"{type(self.batch).__name__} has no get_state() that a checkpoint can hold"
-            return "the envs were stepped one by one when it was saved" if state.value("own") else none
+            return "the envs were stepped one by one when it was saved" if saved.apart else none
         self.batch.set_state(state.fields("own"))
-        shown = zeros_where_idle(self.groups, self._by_group(self.batch.observations()), to_act)
-        return None if same(shown, seen) else "its set_state() led to other observations"
+        shown = zeros_where_idle(self.groups, self._by_group(self.batch.observations()), saved.to_act)
+        return None if same(shown, saved.observations) else "its set_state() led to other observations"
 
     def _close(self) -> None:
         close_in_words(self.batch.close, self._where_and_seed(self._all_envs))

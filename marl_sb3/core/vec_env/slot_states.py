@@ -106,7 +106,7 @@ class EnvSettings:
         """Give the env the settings that were in force when it was saved; those that were to come are left out.
 
         Args:
-            saved: its settings then, from `read_settings`.
+            saved: its settings then, checked; see `EnvStates`.
             env_index: for messages.
 
         Returns:
@@ -127,16 +127,6 @@ class EnvSettings:
         self.in_force, self.coming = {**then, **kept}, {}
         names = ", ".join(kept)
         return f"configure() has changed {names} since then, and the earlier value is not known" if kept else None
-
-
-def read_settings(state: StateReader, num_envs: int) -> list[State]:
-    """Read the field `settings` of a state.
-
-    Raises:
-        CheckpointError: it is not a list of states from `EnvSettings.get_state`.
-    """
-    listed = state.listed("settings", num_envs)
-    return [{part: listed.fields(name).fields(part).values() for part in ("in_force", "coming")} for name in listed]
 
 
 # The most that all logs in a checkpoint take; logs that do not fit are left out, and their envs begin new episodes.
@@ -238,7 +228,36 @@ def same_tree(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-_FLAGS = ("to_act", "in_play", "ended")
+class EnvStates(NamedTuple):
+    """The states of E envs, as far as batches and separate envs save the same."""
+
+    run_seed: int  # the seed from which the seeds of their episodes are derived
+    episodes: Array  # (E,) int64; index of the running episode
+    steps: Array  # (E,) int64; env steps of the running episode
+    to_act: BoolArray  # (E, A) bool; the agents that act next
+    observations: tuple[Observations, ...]  # per group, (E, A_group, ...)
+    settings: Sequence[State]  # of each env, from `EnvSettings.get_state`
+    apart: bool  # whether they were stepped one by one, not in a batch, which has one state of its own for all
+
+
+def read_envs(state: StateReader, groups: Sequence[AgentGroup], num_envs: int) -> EnvStates:
+    """Read the states of envs, whichever vectorizer saved them.
+
+    Raises:
+        CheckpointError: they are not those of such envs.
+    """
+    apart = isinstance(state.value("own"), list)
+    counts = ("episodes", "steps" if apart else "episode_steps")
+    episodes, steps = (state.array(name, np.int64, (num_envs,), *AS_COUNTS) for name in counts)
+    to_act = state.array("to_act", np.bool_, (num_envs, sum(len(group.agents) for group in groups)))
+    if not to_act.any(axis=1).all():
+        raise state.error("to_act", to_act, "an agent that acts in every env")
+    observations = state.like("observations", zero_observations(groups, num_envs))
+    listed = state.listed("settings", num_envs)
+    settings = [{part: listed.fields(name).fields(part).values() for part in ("in_force", "coming")} for name in listed]
+    return EnvStates(state.integer("run_seed", 0, MAX_SEED), episodes, steps, to_act, observations, settings, apart)
+
+
 _LEFT_OUT = -1  # stands for the length of a log that is left out of the checkpoint
 
 
@@ -261,11 +280,13 @@ class SlotState(NamedTuple):
 
 def pack(states: Sequence[SlotState], groups: Sequence[AgentGroup]) -> State:
     """Return the states as plain data; the arrays of all envs are joined."""
-    run_seeds, episodes, *flags, seen, own, logs, settings, steps = zip(*states, strict=True)
+    run_seeds, episodes, to_act, in_play, ended, seen, own, logs, settings, steps = zip(*states, strict=True)
     return {
         "run_seed": run_seeds[0],
         "episodes": np.array(episodes, dtype=np.int64),
-        **{name: np.stack(of_envs) for name, of_envs in zip(_FLAGS, flags, strict=True)},
+        "to_act": np.stack(to_act),
+        "in_play": np.stack(in_play),
+        "ended": np.stack(ended),
         "observations": [stacked(of_group) for of_group in zip(*seen, strict=True)],
         "own": list(own),
         "steps": np.array(steps, dtype=np.int64),
@@ -288,30 +309,21 @@ def _pack_logs(logs: Sequence[tuple[Array, ...] | None], groups: Sequence[AgentG
 
 def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotState]:
     """Return the states from what `pack` returned, checked."""
-    shape = (num_envs, len(layout.possible_agents))
-    if not isinstance(state.value("own"), list):  # a batch saved it: its episodes are not known here
-        nobody = np.zeros(shape, np.bool_)
-        empty = [np.zeros((0, *_shape(group)), group.action_space.dtype) for group in layout.groups]
-        log = {"lengths": np.full(num_envs, _LEFT_OUT), "actions": empty}
-        unknown = {"in_play": nobody, "ended": nobody, "own": [None] * num_envs, "log": log}
-        state = StateReader({**state.values(), **unknown, "steps": state.value("episode_steps")}, state.where)
-    to_act, in_play, ended = (state.array(name, np.bool_, shape) for name in _FLAGS)
-    if not to_act.any(axis=1).all() or (to_act & ended).any():
-        raise state.error("to_act", to_act, "an agent that acts in every env, and none that has ended")
-    if (in_play & ended).any():
-        raise state.error("in_play", in_play, "no agent that has ended")
-    run_seed = state.integer("run_seed", 0, MAX_SEED)
-    episodes, steps = (state.array(name, np.int64, (num_envs,), *AS_COUNTS).tolist() for name in ("episodes", "steps"))
-    observations = state.like("observations", zero_observations(layout.groups, num_envs))
-    for group, seen in zip(layout.groups, observations, strict=True):
-        require_observed(seen, group.observation_space, f"{state.where}/observations")
-    own = state.items("own", num_envs)
+    run_seed, episodes, steps, to_act, observations, settings, apart = read_envs(state, layout.groups, num_envs)
+    for group, of_group in zip(layout.groups, observations, strict=True):
+        require_observed(of_group, group.observation_space, f"{state.where}/observations")
+    in_play, ended = np.zeros((2, *to_act.shape), np.bool_)
+    own, logs = [None] * num_envs, list[tuple[Array, ...] | None]([None] * num_envs)  # not known to a batch
+    if apart:
+        in_play, ended = (state.array(name, np.bool_, to_act.shape) for name in ("in_play", "ended"))
+        own, logs = state.items("own", num_envs), _unpack_logs(state.fields("log"), layout.groups, num_envs)
+    for name, playing in (("to_act", to_act), ("in_play", in_play)):
+        if (playing & ended).any():
+            raise state.error(name, playing, "no agent that has ended")
     if not all(one is None or isinstance(one, dict) for one in own):
         raise state.error("own", own, "mappings, or null")
-    settings = read_settings(state, num_envs)
-    logs = _unpack_logs(state.fields("log"), layout.groups, num_envs)
     seen = [tuple(taken(group, index) for group in observations) for index in range(num_envs)]
-    by_env = zip(episodes, to_act, in_play, ended, seen, own, logs, settings, steps, strict=True)
+    by_env = zip(episodes.tolist(), to_act, in_play, ended, seen, own, logs, settings, steps.tolist(), strict=True)
     return [SlotState(run_seed, *of_env) for of_env in by_env]
 
 

@@ -13,12 +13,12 @@ from typing_extensions import override
 
 from marl_sb3 import stacks
 from marl_sb3.core.envs.registry import why_not_batched
-from marl_sb3.core.state.state import AS_COUNTS, State, StateReader
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.vec_env.interface import Health, MultiAgentVecEnv, Options, VecEnvRequest
 from marl_sb3.core.vec_env.masks import read_masks
 from marl_sb3.core.vec_env.observations import AgentLayout, require_same_agents
 from marl_sb3.core.vec_env.seeding import fresh_seed
-from marl_sb3.core.vec_env.slot_states import pack, unpack
+from marl_sb3.core.vec_env.slot_states import pack, read_envs, unpack
 from marl_sb3.core.vec_env.step import ActionMasks, FinalObservations, VecStep, first_step
 from marl_sb3.doors import ENV_KINDS
 from marl_sb3.errors import ConfigError
@@ -235,12 +235,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
         rows = [spec.rows for spec in self._specs]
         if self._batched:
             # Refuse a state of another number of envs: its parts might fit the batches of the workers.
-            one_by_one = isinstance(state.value("own"), list)  # separate envs saved it
-            for name in ("episodes", "steps" if one_by_one else "episode_steps"):
-                state.array(name, np.int64, (self.num_envs,), *AS_COUNTS)
-            state.array("to_act", np.bool_, (self.num_envs, len(self.agents)))
-            state.items("settings", self.num_envs)
-            if state.value("own") is not None and not one_by_one:
+            if not read_envs(state, self.groups, self.num_envs).apart and state.value("own") is not None:
                 state.fields("own")
             whole = {name: state.value(name) for name in state}
             return [_split_state(whole, self.num_envs, of_worker) for of_worker in rows]
