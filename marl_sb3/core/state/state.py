@@ -185,7 +185,8 @@ class StateReader:
             low, high = AS_COUNTS if isinstance(own, int) else AS_SUMS
             bounds: Any = low if lowest is None else lowest, high if highest is None else highest
             return self.integer(name, *bounds) if isinstance(own, int) else self.number(name, *bounds)
-        if (value := self.value(name)) != own or isinstance(value, np.ndarray):
+        value = self.value(name)
+        if type(value) is not type(own) or value != own:
             raise self.error(name, value, "null" if own is None else str(own))
         return own
 
