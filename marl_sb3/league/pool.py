@@ -109,12 +109,10 @@ def read_scores(state: StateReader) -> Scores:
     """Read what `plain_scores` returned."""
     read: Scores = {}
     for name in state.names():
-        numbers = state.listed(name, len(Score._fields))
-        counts = [numbers.number(key, least, _MOST_GAMES) for key, least in zip(numbers, (1.0, 0.0, 0.0), strict=False)]
-        *_, paid, played = list(numbers)
-        if counts[1] + counts[2] > counts[0] + 1e-6:
-            raise state.error(name, counts, "games, and no more of them won or drawn")
-        read[name] = Score(counts[0], counts[1], counts[2], numbers.number(paid), numbers.integer(played))
+        read[name] = score = Score(*state.like(name, Score()))
+        not_lost, is_negative = score.won + score.drawn, min(score.won, score.drawn) < 0
+        if not 1 <= score.games <= _MOST_GAMES or is_negative or not_lost > score.games + 1e-6:
+            raise state.error(name, score, f"1 to {_MOST_GAMES:g} games, and no more of them won or drawn")
     return read
 
 
