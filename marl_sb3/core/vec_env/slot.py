@@ -14,7 +14,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from marl_sb3.core.envs.faults import RAISED, ask_for_state, close_in_words, raise_in_words
-from marl_sb3.core.vec_env.observations import AgentLayout, map_arrays, put, same, taken, zero_observations
+from marl_sb3.core.vec_env.observations import AgentLayout, put, same, taken, zero_observations
 from marl_sb3.core.vec_env.seeding import episode_seed
 from marl_sb3.core.vec_env.slot_states import CONFIGURE, OTHER_SPACES, ActionLog, EnvSettings, SlotState, same_tree
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError, EnvNumericError, EnvRaisedError, described
@@ -512,9 +512,7 @@ class EnvSlot:
 
     def shown_arrays(self) -> tuple[Observations, ...]:
         """Return observations per group, (A_group, ...); zeros where an agent does not act next."""
-        arrays = tuple(
-            map_arrays(lambda array: array[0], group) for group in zero_observations(self.layout.groups, num_envs=1)
-        )
+        arrays = tuple([taken(group, 0) for group in zero_observations(self.layout.groups, num_envs=1)])
         for agent in self.to_act:
             place = self.layout.places[agent]
             put(self.shown[agent], arrays[place.group], place.group_column)
