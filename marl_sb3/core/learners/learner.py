@@ -20,7 +20,7 @@ from typing_extensions import override
 from marl_sb3.core.acting.actor import ActingWatcher, Actor
 from marl_sb3.core.config.algorithms import info_of
 from marl_sb3.core.config.settings import policy_sections
-from marl_sb3.core.experience import Experience, LearnedExperience
+from marl_sb3.core.experience import Experience
 from marl_sb3.core.learners.building import coefficients, is_off_policy, policy_rows, processing_of
 from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import PolicyRows
@@ -195,7 +195,7 @@ class Learner(Stateful, ABC):
         self.progress_remaining = options.progress_remaining
         self._states: dict[str, Part] = {}  # parts of checkpoints that only this learner has, by name
         self.actor = self._make_actor()  # acts for the rows of the policy, unless copies of it act elsewhere
-        self._acts_here = options.experience.acts_here
+        self.own_actor = self.actor if options.experience.acts_here else None  # what acts, if no copies do
         self.experience = options.experience.make(self)
 
     @classmethod
@@ -318,14 +318,8 @@ class Learner(Stateful, ABC):
             lambda self: optimizer_settings(self.algorithm),
             lambda self, saved, name: read_optimizers(self.algorithm, saved.files["optimizer"], saved.fields(name)),
         ),
-        "actor": Field(
-            lambda self: self.actor.get_state() if self._acts_here else None,
-            lambda self, saved, name: self._read_acting(saved, name, self.actor if self._acts_here else None),
-        ),
-        "experience": Field(
-            lambda self: None if self.experience is None else self.experience.get_state(),
-            lambda self, saved, name: self._read_acting(saved, name, self.experience),
-        ),
+        "actor": part("own_actor", lambda self: self.rows.num_envs),
+        "experience": part("experience", lambda self: self.rows.num_envs),
         "processing": part("processing"),
         "observation_space": generators("algorithm.observation_space"),
         "action_space": generators("algorithm.action_space"),
@@ -343,14 +337,6 @@ class Learner(Stateful, ABC):
     def read_state(self, saved: StateReader) -> Commit:
         """See `Part.read_state`; with another number of envs, new episodes begin."""
         return in_order([read_weights(self.algorithm, saved.files["policy"]), super().read_state(saved)])
-
-    def _read_acting(
-        self, saved: StateReader, name: str, acting: Actor | LearnedExperience | None
-    ) -> Callable[[], object] | None:
-        """Check what actor or experience has saved; new episodes begin if the number of envs has changed."""
-        if saved.num_envs != self.rows.num_envs:
-            return None if acting is None else acting.begin_episodes
-        return saved.like(name, None) if acting is None else acting.read_state(saved.fields(name))
 
 
 def _of_part(of_learner: Part) -> Field:

@@ -158,8 +158,13 @@ def sums_or_nan(path: str) -> Field:
     )
 
 
-def part(path: str) -> Field:
-    """An object with a state of its own, or a mapping of names to such objects; None where the owner has none."""
+def part(path: str, num_envs: Callable[[Any], int] | None = None) -> Field:
+    """An object with a state of its own, or a mapping of names to such objects; None where the owner has none.
+
+    Args:
+        path: see `scalar`.
+        num_envs: the number of envs of an owner; if the saved training had another, the object begins new episodes.
+    """
     get = attrgetter(path)
 
     def states(owner: Any) -> State | None:
@@ -168,6 +173,8 @@ def part(path: str) -> Field:
 
     def read(owner: Any, state: StateReader, name: str) -> Any:
         own = get(owner)
+        if num_envs is not None and num_envs(owner) != state.num_envs:
+            return None if own is None else own.begin_episodes
         if own is None:
             return state.like(name, None)
         saved = state.fields(name)
