@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from marl_sb3.core.state.randomness import preserve_rng
@@ -34,7 +32,6 @@ class _Process:
 
     ready: bool = False  # whether it runs and has the same versions
     shards: set[int] = field(default_factory=set)  # those whose present state it has
-    to_do: deque[list[int]] = field(default_factory=deque)  # the shards of each piece of work that it will be asked for
     doing: list[int] | None = None  # the shards of what it is asked for; empty: the answer is not wanted any more
     asked_s: float = 0.0  # since when
 
@@ -136,7 +133,6 @@ class ShardRunners:
                 return self._results(method, shards, arguments)
             except BaseException:  # nobody knows what states the processes have, and their answers are not wanted
                 for process in self._processes.values():
-                    process.to_do.clear()
                     process.shards.clear()
                     process.doing = None if process.doing is None else []
                 raise
@@ -147,80 +143,67 @@ class ShardRunners:
         inexact: dict[int, Inexact] = {}
         results: dict[int, Any] = {}
         losses = RestartBudget(_MAX_LOSSES)
-        if len(self._processes) < self._number:  # several starts have failed: another one is tried
-            self._begin()
-        holders = {shard: number for number, process in self._processes.items() for shard in process.shards}
-        for number, share in balanced(list(self._saved), self._wait_for_any(), holders).items():
-            if wanted := [shard for shard in share if shard in shards]:
-                self._assign(self._processes[number], wanted)
+        shares = self._shares(shards)
+        alone: list[int] = []  # shards whose processes have ended; each ends no other's work when it ends the next
         while len(results) < len(shards):
-            for number in self._ready():
-                self._ask_next(number, method, arguments)
-            for asked, result in self._poll():
+            for number in self._wait_for_any():
+                if self._processes[number].doing is None and (wanted := shares.pop(number, alone[:1])):
+                    alone = [shard for shard in alone if shard not in wanted]
+                    self._ask(number, wanted, method, arguments)
+            for number, asked, result in self._poll():
                 if isinstance(result, Failed):
                     raise result.error
                 if isinstance(result, Lost):
-                    self._count(losses, asked[0], result.why)
-                    for shard in chain(*asked):  # one at a time: one that ends its process takes no other with it
-                        self._assign(self._least_busy(), [shard])
+                    if len(asked) == 1 and (times := losses.lost(asked[0])):
+                        assert self._plan is not None
+                        words = f"{times} runners have ended in one round while in {self._plan.name_of(asked[0])}"
+                        raise RunnersLostError(f"{words}: {result.why}")
+                    alone += [*asked, *shares.pop(number, [])]
                 else:
                     inexact.update(result[0])
                     results.update(result[1])
         return inexact, results
 
-    def _assign(self, process: _Process, shards: list[int]) -> None:
-        """Have a process work on shards; no other has them any more."""
-        process.to_do.append(shards)
-        for other in self._processes.values():
-            if other is not process:
-                other.shards.difference_update(shards)
+    def _shares(self, shards: Sequence[int]) -> dict[int, list[int]]:
+        """Share out shards: process -> those that it is asked for first; what belongs to another, it gives away."""
+        if len(self._processes) < self._number:  # several starts have failed: another one is tried
+            self._begin()
+        holders = {shard: number for number, process in self._processes.items() for shard in process.shards}
+        shares = balanced(list(self._saved), self._wait_for_any(), holders)
+        for number, share in shares.items():
+            self._processes[number].shards.intersection_update(share)
+        return {number: wanted for number, share in shares.items() if (wanted := [s for s in share if s in shards])}
 
-    def _ask_next(self, number: int, method: str | None, arguments: Sequence[Any]) -> None:
-        """Ask a process that owes no answer for what it has to do next; shards that it has not had come with it."""
+    def _ask(self, number: int, wanted: list[int], method: str | None, arguments: Sequence[Any]) -> None:
+        """Ask a process that owes no answer; shards that it has not had come with it."""
         process = self._processes[number]
-        if process.doing is not None or not process.to_do:
-            return
-        wanted = process.doing = process.to_do.popleft()
-        process.asked_s = time.monotonic()
+        process.doing, process.asked_s = wanted, time.monotonic()
         states = {shard: self._saved[shard] for shard in wanted if shard not in process.shards}
         kept = sorted(process.shards.union(wanted))
         self._pool.send(number, "work", kept, states, method, wanted, *arguments)
 
-    def _count(self, losses: RestartBudget, asked: Sequence[int], why: str) -> None:
-        """Count processes that end while they work on one shard alone."""
-        if len(asked) == 1 and (times := losses.lost(asked[0])):
-            assert self._plan is not None
-            where = self._plan.name_of(asked[0])
-            raise RunnersLostError(f"{times} runners have ended in one round while in {where}: {why}")
-
-    def _least_busy(self) -> _Process:
-        """Return the process that owes answers for the fewest shards; see `_wait_for_any`."""
-        processes = [self._processes[number] for number in self._wait_for_any()]
-        return min(processes, key=lambda process: len(process.doing or ()) + sum(map(len, process.to_do)))
-
-    def _poll(self) -> list[tuple[list[list[int]], Any]]:
+    def _poll(self) -> list[tuple[int, list[int], Any]]:
         """Return what has happened since the last call, or within a second; processes that have ended are replaced.
 
         Returns:
-            The shards of a piece of work that is done, and its result; or those of each piece that a process which has
-            ended was asked for or would have been, in order, and `Lost`.
+            Processes that have answered, the shards that they were asked for, and the results; `Lost` for those that
+            have ended. What is not wanted any more is left out.
         """
-        done: list[tuple[list[list[int]], Any]] = []
-        for number, result in self._pool.poll(self._poll_s):
+        answers = dict(self._pool.poll(self._poll_s))
+        until_s, silent = time.monotonic() - self._round_timeout_s, Lost(f"no answer for {self._round_timeout_s:g} s")
+        late = [number for number, each in self._processes.items() if each.doing is not None and each.asked_s < until_s]
+        done = []
+        for number, result in {**dict.fromkeys(late, silent), **answers}.items():
             process = self._processes[number]
             if not process.ready:
                 self._join(number, result)
-            elif isinstance(result, Lost):
-                done.append(self._lose(number, result))
-            else:
-                shards, process.doing = process.doing, None
-                if shards:
-                    process.shards.update(shards)
-                    done.append(([shards], result))
-        until_s, silent = time.monotonic() - self._round_timeout_s, Lost(f"no answer for {self._round_timeout_s:g} s")
-        for number in self._ready():
-            if self._processes[number].doing is not None and self._processes[number].asked_s < until_s:
-                done.append(self._lose(number, silent))
+                continue
+            asked, process.doing = process.doing or [], None
+            if isinstance(result, Lost):
+                self._replace(number, f"a runner has ended ({result.why}); its shards are rolled out again elsewhere")
+            process.shards.update(asked)
+            if asked or isinstance(result, Lost):
+                done.append((number, asked, result))
         return done
 
     # --- Processes ---------------------------------------------------------------------------------------------------
@@ -286,11 +269,6 @@ class ShardRunners:
         self._starts.succeeded()
         if self._joined > self._number:
             _log.info("a runner has joined: %d of %d", len(self._ready()), self._number)
-
-    def _lose(self, number: int, lost: Lost) -> tuple[list[list[int]], Lost]:
-        asked = [self._processes[number].doing or [], *self._processes[number].to_do]
-        self._replace(number, f"a runner has ended ({lost.why}); its shards are rolled out again elsewhere")
-        return asked, lost
 
     def _replace(self, number: int, words: str) -> None:
         del self._processes[number]
