@@ -153,46 +153,40 @@ class Supervisor:
             number: of the worker.
             request: None: to make the envs, which every worker is asked first.
         """
-        worker = self.workers[number]
+        worker, is_lost = self.workers[number], False
         while True:
             try:
+                if is_lost:
+                    worker.start()
+                    if request is not None:
+                        worker.result(worker.receive())
+                        self._bring_back(number)
+                        worker.send(*request)
                 answer = worker.receive()
             except WorkerLostError as error:
-                self._replace(number, error, request)
+                self._count(number, error)
+                is_lost = True
             else:
                 self._budget.succeeded(number)
                 return answer
 
-    # --- Replacements ------------------------------------------------------------------------------------------------
-
-    def _replace(self, number: int, error: WorkerLostError, request: Request | None) -> None:
-        """Start a worker anew, bring its envs back, and ask it again.
+    def _count(self, number: int, error: WorkerLostError) -> None:
+        """Note that a worker is lost.
 
         Raises:
             WorkerError: it was lost too often.
         """
-        worker = self.workers[number]
-        while True:
-            if losses := self._budget.lost(number):
-                times = f"{losses} times in a row" if losses > 1 else "once"
-                words = f"{error}; it was lost {times}, and max_worker_restarts is {losses - 1}"
-                raise WorkerError(words) from (WorkerTracebackError(error.stacks) if error.stacks else None)
-            self.restarts += 1
-            _log.warning("%s; it is replaced", error)
-            if error.stacks:
-                _log.info("stacks of %s:\n%s", worker.name, error.stacks)
-            try:
-                worker.start()
-                if request is not None:
-                    worker.result(worker.receive())
-                    self._bring_back(number)
-                    worker.send(*request)
-            except WorkerLostError as again:
-                error = again
-            else:
-                return
+        if losses := self._budget.lost(number):
+            times = f"{losses} times in a row" if losses > 1 else "once"
+            words = f"{error}; it was lost {times}, and max_worker_restarts is {losses - 1}"
+            raise WorkerError(words) from (WorkerTracebackError(error.stacks) if error.stacks else None)
+        self.restarts += 1
+        _log.warning("%s; it is replaced", error)
+        if error.stacks:
+            _log.info("stacks of %s:\n%s", self.workers[number].name, error.stacks)
 
     def _bring_back(self, number: int) -> None:
+        """Have a new worker do what the one that it replaces has done."""
         worker, spec = self.workers[number], self._specs[number]
         for name, arguments in self._settings.items():
             worker.ask(name, *arguments)
