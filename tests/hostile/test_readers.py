@@ -51,7 +51,6 @@ KNOWN = {
     "extensions/display/page.py": {"(files(__package__) / name).read_text": "a file of the package"},
     "extensions/display/video.py": {"self._unfinished.unlink": "a temporary name"},
     "extensions/hub.py": {"(runs / _FROM_HUB).touch": "of the user's own cache"},
-    "extensions/remote/processes/fork_server.py": {"pickle.load": "of a parent process"},
     "extensions/remote/processes/messages.py": {"pickle.loads": "of a parent or a child process"},
     "extensions/remote/processes/serve.py": {"pickle.loads": "of a parent process"},
     "extensions/remote/processes/worker.py": {"pickle.loads": "of a child process"},

@@ -15,10 +15,8 @@ import atexit
 import ctypes
 import errno
 import importlib
-import io
 import itertools
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -36,7 +34,10 @@ from marl_sb3.extensions.remote.processes.serve import serve
 from marl_sb3.signals import ENDING
 from marl_sb3.startup import without_collections
 
-_ANSWER = Struct("<Qq")  # number of the request; process id, exit code or negative error number
+# A request: its number, and the worker to end, 0 to start one. Its answer: the same number, and a process id, an exit
+# code or a negative error number.
+_MESSAGE = Struct("<Qq")
+_START = 0
 _MOST_KILLS = 3  # of it in a row, while it starts
 _START_S = 120.0  # longest time that its start, or the start or end of a worker, may take
 _OUTPUT_S = 1.0  # how long the last output is waited for: a process that an env has started may keep the pipe open
@@ -101,7 +102,7 @@ class ForkServer:
             ForkServerEndedError: it has ended.
             OSError: the system refuses to start another process.
         """
-        answer = self._ask(None, descriptors)
+        answer = self._ask(_START, descriptors)
         if answer < 0:
             raise OSError(-answer, os.strerror(-answer))
         return answer
@@ -117,13 +118,13 @@ class ForkServer:
         """
         return self._ask(worker)
 
-    def _ask(self, request: int | None, descriptors: Sequence[int] = ()) -> int:
+    def _ask(self, worker: int, descriptors: Sequence[int] = ()) -> int:
         if self._main_process != os.getpid():
             raise ForkServerEndedError
         with self._lock:
             number = next(self._numbers)
             try:
-                socket.send_fds(self._connection, [pickle.dumps((number, request))], list(descriptors))
+                socket.send_fds(self._connection, [_MESSAGE.pack(number, worker)], list(descriptors))
                 return self._answer(number)
             except (OSError, ForkServerEndedError) as error:
                 self._ended = True  # a process that is being killed closes its connection first, and ends later
@@ -132,10 +133,10 @@ class ForkServer:
     def _answer(self, number: int) -> int:
         """Return the answer to a request; answers to others are kept, or nobody waits for them since a Ctrl-C."""
         while number not in self._answers:
-            data = self._connection.recv(_ANSWER.size)
-            if len(data) < _ANSWER.size:
+            data = self._connection.recv(_MESSAGE.size)
+            if len(data) < _MESSAGE.size:
                 raise ForkServerEndedError
-            answered, value = _ANSWER.unpack(data)
+            answered, value = _MESSAGE.unpack(data)
             self._answers[answered] = value
         return self._answers.pop(number)
 
@@ -168,25 +169,21 @@ def fork_server(modules: str) -> ForkServer:
         ConfigError: Python cannot be started.
     """
     with _starting:
-        server = _servers.get(modules)
-        if server is not None and not server.is_alive:
+        if modules in _servers and not _servers[modules].is_alive:
             _servers.pop(modules).close()
-            server = None
-        if server is None:
-            server = _servers[modules] = _started(modules)
-        return server
+        if modules not in _servers:
+            _servers[modules] = _started(modules)
+        return _servers[modules]
 
 
-def _started(modules: str) -> ForkServer:
-    for kills in itertools.count(1):
-        try:
-            return ForkServer(modules)
-        except (ForkServerEndedError, OSError) as error:
-            if error.args == (True,) and kills <= _MOST_KILLS:  # no fault of its own, and nobody has used it yet
-                continue
-            words = "; see the lines above" if isinstance(error, ForkServerEndedError) else f": {error}"
-            raise ConfigError(f"worker processes cannot be started with {sys.executable}{words}") from error
-    raise AssertionError("unreachable")
+def _started(modules: str, most_kills: int = _MOST_KILLS) -> ForkServer:
+    try:
+        return ForkServer(modules)
+    except (ForkServerEndedError, OSError) as error:
+        if error.args == (True,) and most_kills:  # no fault of its own, and nobody has used it yet
+            return _started(modules, most_kills - 1)
+        words = "; see the lines above" if isinstance(error, ForkServerEndedError) else f": {error}"
+        raise ConfigError(f"worker processes cannot be started with {sys.executable}{words}") from error
 
 
 @atexit.register
@@ -198,7 +195,7 @@ def close_all() -> None:
 
 # --- In the fork server ----------------------------------------------------------------------------------------------
 
-_LARGEST_REQUEST = 2**16  # bytes
+_MOST_REQUESTS = 2**12  # that are read at a time
 _MOST_DESCRIPTORS = 8  # that come with a request for a worker
 _PR_SET_PDEATHSIG = 1
 # To the fork server, also if it is stopped, as the system lets orphaned groups continue. Windows has no such signal.
@@ -266,17 +263,15 @@ class Forker:
 
 def _answer_requests(connection: socket.socket, forker: Forker) -> None:
     """Answer the requests of the main process until the connection is closed."""
-    connection.sendall(_ANSWER.pack(0, os.getpid()))
-    while (received := socket.recv_fds(connection, _LARGEST_REQUEST, _MOST_DESCRIPTORS))[0]:
+    connection.sendall(_MESSAGE.pack(0, os.getpid()))
+    while (received := socket.recv_fds(connection, _MOST_REQUESTS * _MESSAGE.size, _MOST_DESCRIPTORS))[0]:
         data, descriptors, *_ = received
-        requests = io.BytesIO(data)  # more than one, if Ctrl-C has come between a request and its answer
-        while requests.tell() < len(data):
-            number, request = pickle.load(requests)
+        for number, worker in _MESSAGE.iter_unpack(data):  # several, if Ctrl-C came between a request and its answer
             try:
-                value = forker.start(descriptors) if request is None else forker.end(request)
+                value = forker.start(descriptors) if worker == _START else forker.end(worker)
             except OSError as error:
                 value = -(error.errno or errno.EAGAIN)
-            connection.sendall(_ANSWER.pack(number, value))
+            connection.sendall(_MESSAGE.pack(number, value))
         for descriptor in descriptors:
             os.close(descriptor)
 
