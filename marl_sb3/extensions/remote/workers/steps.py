@@ -188,50 +188,35 @@ def joined_infos(
         agents: in the order of the agent axis.
     """
     if all(part.infos is None for part in parts):
-        return SilentInfos(acted, agents)
-    infos: list[StepInfos] = [
-        SilentInfos(acted[spec.rows], agents) if part.infos is None else _PickledInfos(part.infos)
-        for part, spec in zip(parts, specs, strict=True)
-    ]
+        return _WorkerInfos(None, acted, agents)
+    infos = [_WorkerInfos(part.infos, acted[spec.rows], agents) for part, spec in zip(parts, specs, strict=True)]
     return JoinedInfos(infos, [spec.first_index for spec in specs])
 
 
-class SilentInfos:
-    """Infos that say nothing: an empty dictionary for each agent that acted.
+class _WorkerInfos:
+    """Infos as a worker has sent them, which are unpickled when they are read.
 
     Args:
+        pickled: None: they say nothing: an empty dictionary for each agent that acted.
         acted: (E, A) bool.
         agents: in the order of the agent axis.
     """
 
-    def __init__(self, acted: BoolArray, agents: Sequence[AgentID]) -> None:
-        self._acted = acted
-        self._agents = agents
+    def __init__(self, pickled: bytes | None, acted: BoolArray, agents: Sequence[AgentID]) -> None:
+        self._pickled, self._acted, self._agents = pickled, acted, agents
 
-    def __getitem__(self, env_index: int) -> dict[AgentID, dict[str, Any]]:
+    @cached_property
+    def _infos(self) -> StepInfos | None:
+        return None if self._pickled is None else pickle.loads(self._pickled)
+
+    def __getitem__(self, env_index: int) -> Mapping[str, Any]:
+        if self._infos is not None:
+            return self._infos[env_index]
         return {agent: {} for agent, did in zip(self._agents, self._acted[env_index].tolist(), strict=True) if did}
 
     def values(self, agent: AgentID, key: str) -> Array:
-        """Return NaN for each env, (E,) float64."""
-        return np.full(len(self._acted), np.nan)
-
-
-class _PickledInfos:
-    """The infos of one worker's envs, as it has pickled them."""
-
-    def __init__(self, pickled: bytes) -> None:
-        self._pickled = pickled
-
-    @cached_property
-    def _infos(self) -> StepInfos:
-        infos: StepInfos = pickle.loads(self._pickled)
-        return infos
-
-    def __getitem__(self, env_index: int) -> Mapping[str, Any]:
-        return self._infos[env_index]
-
-    def values(self, agent: AgentID, key: str) -> Array:
-        return self._infos.values(agent, key)
+        """See `StepInfos.values`."""
+        return np.full(len(self._acted), np.nan) if self._infos is None else self._infos.values(agent, key)
 
 
 class JoinedInfos:
