@@ -20,16 +20,15 @@ class Kind(IntEnum):
     """What a message is.
 
     The main process sends REQUEST (a call, pickled) and STEP (a call without arguments, which are in shared memory). A
-    worker answers with DONE (the result, pickled), STEPPED (the result is in shared memory; the payload is the rest of
-    it) or FAILED (an exception). Before its answer, it may send any number of NEWS (a pickled value).
+    worker answers with DONE (the result or `Failed`, pickled) or STEPPED (the result is in shared memory; the payload
+    is the rest of it). Before its answer, it may send any number of NEWS (a pickled value).
     """
 
     REQUEST = 1
     STEP = 2
     DONE = 3
     STEPPED = 4
-    FAILED = 5
-    NEWS = 6
+    NEWS = 5
 
 
 class Message(NamedTuple):

@@ -89,7 +89,7 @@ def _answer(link: Link, message: Message) -> tuple[int, bytes, bool]:
         link.heartbeat.advance()
         return Kind.DONE, packed_result((result, link.log.taken()), name), ends
     except BaseException as error:  # Ctrl-C does not reach a worker: an env has raised KeyboardInterrupt, too
-        return Kind.FAILED, pickle.dumps((Failed(error), link.log.taken())), ends
+        return Kind.DONE, pickle.dumps((Failed(error), link.log.taken())), ends
 
 
 def _made(link: Link, context: ProcessContext, packed: bytes) -> Any:

@@ -83,7 +83,6 @@ class Supervisor:
             )
             for spec, make in zip(specs, makes, strict=True)
         ]
-        self._step_requests = [(number, _STEP) for number in range(len(specs))]
         try:
             self.facts = self._make_envs()
         except BaseException:
@@ -104,8 +103,12 @@ class Supervisor:
             worker.send(Kind.STEP)
 
     def steps(self) -> list[Message]:
-        """Return the answers to `step`."""
-        return self._answers(self._step_requests)
+        """Return the answers to `step`; the error of the worker with the first envs is raised."""
+        answers = [self._answer(number, _STEP) for number in range(len(self.workers))]
+        for answer in answers:
+            if answer.kind != Kind.STEPPED:
+                Worker.result(answer)
+        return answers
 
     def ask_all(self, name: str, *arguments: Any) -> list[Any]:
         """Do the same request in all workers, at the same time; returns the results."""
@@ -122,29 +125,22 @@ class Supervisor:
             The result of each worker; None for those that were not asked.
         """
         self._require_open()
-        requests = [
-            (number, (Kind.REQUEST, packed_request(name, each)))
+        requests = {
+            number: (Kind.REQUEST, packed_request(name, each))
             for number, each in enumerate(arguments)
             if each is not None
-        ]
-        for number, request in requests:
+        }
+        for number, request in requests.items():
             self.workers[number].send(*request)
-        results = iter([Worker.result(answer) for answer in self._answers(requests)])
-        return [None if each is None else next(results) for each in arguments]
+        answers = {number: self._answer(number, request) for number, request in requests.items()}
+        results = {number: Worker.result(answer) for number, answer in answers.items()}
+        return [results.get(number) for number in range(len(arguments))]
 
     def _require_open(self) -> None:
         if self.memory < 0:
             raise VecEnvOrderError("the vec env is closed, and its workers have ended")
         if self._main_process != os.getpid():
             raise VecEnvOrderError(f"the workers belong to process {self._main_process}, of which this one is a fork")
-
-    def _answers(self, requests: Sequence[tuple[int, Request | None]]) -> list[Message]:
-        """Return the answers to requests that were sent; the error of the worker with the first envs is raised."""
-        answers = [self._answer(number, request) for number, request in requests]
-        for answer in answers:
-            if answer.kind == Kind.FAILED:
-                Worker.result(answer)
-        return answers
 
     def _answer(self, number: int, request: Request | None) -> Message:
         """Return the answer to a request that was sent; a worker that is lost is replaced, and asked again.
@@ -205,7 +201,7 @@ class Supervisor:
         try:
             for worker in self.workers:
                 worker.start()
-            for answer in self._answers([(number, None) for number in range(len(self.workers))]):
+            for answer in [self._answer(number, None) for number in range(len(self.workers))]:
                 Worker.result(answer)
             return self.ask_all("facts")
         except WorkerRefusedError as error:
