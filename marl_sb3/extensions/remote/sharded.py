@@ -184,12 +184,12 @@ class ShardedRunner(Runner):
     # --- Envs --------------------------------------------------------------------------------------------------------
 
     def ask(self, shard: int, method: str, *arguments: Any) -> Any:
-        """See `ShardCalls.ask`."""
+        """Do `call` or `configure` with some envs of a shard; indices are counted within the shard."""
         self.start()
         return self._runners.ask(shard, method, *arguments)
 
     def close(self) -> None:
-        """See `ShardCalls.close`."""
+        """Close the envs of all shards."""
         self._runners.close()
 
     # --- State -------------------------------------------------------------------------------------------------------

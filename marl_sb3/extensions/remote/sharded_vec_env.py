@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from typing_extensions import override
 
@@ -17,6 +17,9 @@ from marl_sb3.core.vec_env.make import make_vec_env
 from marl_sb3.core.vec_env.seeding import fresh_seed, shard_seed
 from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.extensions.remote.ray import AnyRunners, RaySettings, either
+
+if TYPE_CHECKING:
+    from marl_sb3.extensions.remote.sharded import ShardedRunner
 
 
 @dataclass(frozen=True)
@@ -66,16 +69,6 @@ def _with_indices_from(factory: EnvFactory, first: int) -> EnvFactory:
     return shifted
 
 
-class ShardCalls(Protocol):
-    """Passes calls to the envs of shards; see `MultiAgentVecEnv.call` and `configure`."""
-
-    def ask(self, shard: int, method: str, *arguments: Any) -> Any:
-        """Do `call` or `configure` with some envs of a shard; indices are counted within the shard."""
-
-    def close(self) -> None:
-        """Close the envs of all shards."""
-
-
 def _refused(call: str) -> Any:
     def refuse(*_: Any) -> NoReturn:
         raise VecEnvOrderError(
@@ -123,17 +116,17 @@ class ShardedVecEnv(MultiAgentVecEnv):
         self.num_envs = plan.n_envs
         self.agents, self.groups = probe.agents, probe.groups
         self.metadata, self.render_mode = probe.metadata, probe.render_mode
-        self._calls: ShardCalls | None = None
+        self._runner: ShardedRunner | None = None
         self._example: MultiAgentVecEnv | None = None
 
-    def attach(self, calls: ShardCalls) -> None:
+    def attach(self, runner: ShardedRunner) -> None:
         """Let calls go to the shards."""
-        self._calls = calls
+        self._runner = runner
 
     @override
     def close(self) -> None:
-        if self._calls is not None:
-            self._calls.close()
+        if self._runner is not None:
+            self._runner.close()
         if self._example is not None:
             self._example.close()
             self._example = None
@@ -169,10 +162,10 @@ class ShardedVecEnv(MultiAgentVecEnv):
         return self._example
 
     @property
-    def _shards(self) -> ShardCalls:
-        if self._calls is None:
+    def _shards(self) -> ShardedRunner:
+        if self._runner is None:
             raise VecEnvOrderError("the shards are not there yet; make a MultiAgentAlgorithm of these envs first")
-        return self._calls
+        return self._runner
 
     _reset = _refused("reset()")
     _send = _recv = _refused("step()")
