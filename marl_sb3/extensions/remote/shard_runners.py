@@ -104,7 +104,7 @@ class ShardRunners:
         return list(self._saved.values())
 
     def ask(self, shard: int, method: str, *arguments: Any) -> Any:
-        """See `ShardCalls.ask`."""
+        """See `ShardedRunner.ask`."""
         inexact, results = self._work("ask", [shard], method, *arguments)
         result, state = results[shard]
         self._keep({shard: state}, inexact)
@@ -224,25 +224,13 @@ class ShardRunners:
         with preserve_rng():
             self._pool, self._plan = self._make_pool(), plan
             try:
-                self._start_all()
+                for _ in range(self._number):
+                    self._begin()
                 self.restore({shard: SavedShard() for shard in range(plan.envs.n_shards)})
             except BaseException:
                 self.close()
                 self._plan, self._joined = None, 0
                 raise
-
-    def _start_all(self) -> None:
-        for _ in range(self._number):
-            self._begin()
-        deadline = time.monotonic() + self._start_timeout_s
-        while self._joined < self._number:
-            self._poll()
-            if time.monotonic() > deadline:
-                raise ConfigError(
-                    f"{self._joined} of {self._number} runners have started within {self._start_timeout_s:g} s; "
-                    "accepted: as many as the cluster has resources for (ray.num_cpus each)",
-                    key="ray.runners",
-                )
 
     def _begin(self) -> None:
         self._processes[self._pool.begin(self._plan)] = _Process()
@@ -278,20 +266,31 @@ class ShardRunners:
             self._begin()
 
     def _wait_for_any(self) -> list[int]:
-        """Return the processes that are ready; if none is, wait for one.
+        """Return the processes that are ready; if none is, wait for one, and at the start for all.
 
         Raises:
-            RunnersLostError: none has become ready in time.
+            ConfigError: at the start, not all have become ready in time.
+            RunnersLostError: later, none has.
         """
         deadline = time.monotonic() + self._start_timeout_s
-        while not self._ready():
+        while self._joined < self._number or not self._ready():
             if time.monotonic() > deadline:
-                raise RunnersLostError(f"no runner is left, and none has started within {self._start_timeout_s:g} s")
+                raise self._too_late()
             if not self._processes:  # several starts have failed, as on a node that was about to end
                 time.sleep(self._poll_s)
                 self._begin()
             self._poll()
         return self._ready()
+
+    def _too_late(self) -> ConfigError | RunnersLostError:
+        within = f"within {self._start_timeout_s:g} s"
+        if self._joined >= self._number:
+            return RunnersLostError(f"no runner is left, and none has started {within}")
+        return ConfigError(
+            f"{self._joined} of {self._number} runners have started {within}; "
+            "accepted: as many as the cluster has resources for (ray.num_cpus each)",
+            key="ray.runners",
+        )
 
     def close(self) -> None:
         """Close all envs and end all processes; a second call does nothing."""
