@@ -106,7 +106,7 @@ class Shard:
     """A fixed share of the envs with random streams of its own.
 
     What it does in a round follows from its state before and the round's order alone. Another process that is given
-    both therefore comes to the same results, to the last bit. It is the `StepListener` of its own rounds.
+    both therefore comes to the same results, to the last bit.
 
     Args:
         plan: how the shards are made.
@@ -115,9 +115,6 @@ class Shard:
     Raises:
         ConfigError: the envs cannot be made, or have other agents than those of the learners' process.
     """
-
-    changes_policies = False
-    keeps_steps = True
 
     def __init__(self, plan: ShardPlan, index: int) -> None:
         self._plan = plan
@@ -165,7 +162,7 @@ class Shard:
         """
         with preserve_rng(), limited_threads(self._plan.n_threads):
             self._begin(order)
-            self._runner.collect(order.env_steps, self)
+            self._runner.collect(order.env_steps, self._recorder)
         return ShardRollout(
             self._recorder.recorded(),
             self._recorder.episodes,
@@ -174,7 +171,7 @@ class Shard:
         )
 
     def _begin(self, order: RoundOrder) -> None:
-        self._order, self._recorder = order, StepRecorder()
+        self._order, self._recorder = order, StepRecorder(self._runner)
         seeds = spawned(order.seed, Stream.NUMBERED, self._index).generate_state(4)
         of_policies, of_torch, of_numpy, of_python = seeds.tolist()
         th.default_generator.manual_seed(of_torch)
@@ -194,16 +191,6 @@ class Shard:
         if order.anew:
             self._runner.begin_rollouts(anew=True)
         self._first_settings.clear()  # the envs' states hold them now
-
-    def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
-        """Keep a step before the policies record it; see `StepListener.on_step`."""
-        self._recorder.add(step, episodes, self._runner.played)
-        return True
-
-    def on_steps(self, steps: int, last: Any, episodes: Sequence[Episode]) -> bool:
-        """Keep all steps of a round, which were taken at once; `last` has them."""
-        self._recorder.add_all(steps, last, episodes)
-        return True
 
     # --- Envs --------------------------------------------------------------------------------------------------------
 
@@ -398,25 +385,34 @@ def side_by_side(shards: Sequence[RecordedSteps]) -> RecordedSteps:
 
 
 class StepRecorder:
-    """Keeps the steps and the episodes of a round."""
+    """Keeps the steps and the episodes of a round, as its `StepListener`.
 
-    def __init__(self) -> None:
+    Args:
+        runner: takes the steps.
+    """
+
+    changes_policies = False
+    keeps_steps = True
+
+    def __init__(self, runner: LocalRunner) -> None:
+        self._runner = runner
         self.episodes: list[Sequence[Episode]] = []  # that ended in each step
         self._arrays: dict[str, list[Array]] = {name: [] for name in _ARRAYS}
         self._infos: list[StepInfos | None] = []
         self._played: list[Array] = []
 
-    def add(self, step: VecStep, episodes: Sequence[Episode], played: Array | None = None) -> None:
-        """Keep a step, the episodes that it ended, and who played in it, see `LocalRunner.played`."""
-        if played is not None:
-            self._played.append(played)
+    def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
+        """Keep a step, before the policies record it; see `StepListener.on_step`."""
+        if self._runner.played is not None:
+            self._played.append(self._runner.played)
         for name, kept in self._arrays.items():
             kept.append(getattr(step, name).copy())
         self._infos.append(_copied(step.infos, len(step.acted)))
         self.episodes.append(episodes)
+        return True
 
-    def add_all(self, steps: int, last: Any, episodes: Sequence[Episode]) -> None:
-        """Keep many steps at once; see `on_steps` of the `Shard`."""
+    def on_steps(self, steps: int, last: Any, episodes: Sequence[Episode]) -> bool:
+        """Keep all steps of a round, which were taken at once; `last` has them."""
         for name, kept in self._arrays.items():
             kept.extend(last.arrays[name])
         self._infos += last.infos_of_steps
@@ -424,6 +420,7 @@ class StepRecorder:
         for step, episode in zip(last.ended_in, episodes, strict=True):
             by_step[step].append(episode)
         self.episodes += by_step
+        return True
 
     def recorded(self) -> RecordedSteps:
         """Return the steps."""

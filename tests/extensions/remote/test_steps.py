@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,11 @@ ARRAYS = ("rewards", "terminated", "truncated", "acted", "to_act", "in_play")
 
 def recorded(infos: list[Any]) -> RecordedSteps:
     """Steps of 2 envs with one agent; all arrays hold the number of the step."""
-    recorder = StepRecorder()
+    recorder = StepRecorder(SimpleNamespace(played=None))  # type: ignore[arg-type]
     for number, each in enumerate(infos):
         arrays = {name: np.full((2, 1), number) for name in ARRAYS}
         more: dict[str, Any] = {"observations": (), "action_masks": (), "final_observations": {}, "reset_infos": {}}
-        recorder.add(
+        recorder.on_step(
             VecStep(infos=each, stepped=np.full(2, number), episode_done=np.full(2, number), **arrays, **more), []
         )
     return recorder.recorded()
