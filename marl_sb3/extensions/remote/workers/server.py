@@ -296,9 +296,10 @@ class EnvServer:
         """See `MultiAgentVecEnv.call`."""
         return self._envs.call(name, rows, *args, **kwargs)
 
-    def configure(self, rows: Sequence[int], settings: Mapping[str, Any]) -> None:
+    def configure(self, rows: Sequence[int], settings: Mapping[str, Any]) -> list[None]:
         """See `MultiAgentVecEnv.configure`."""
         self._envs.configure(rows, **settings)
+        return [None for _ in rows]
 
     def get_state(self, silently: bool) -> WorkerState:
         """Return the state for `set_state`.

@@ -89,11 +89,6 @@ class Supervisor:
             self.close()
             raise
 
-    @property
-    def num_healthy(self) -> int:
-        """How many workers run."""
-        return sum(worker.is_healthy for worker in self.workers)
-
     # --- Requests ----------------------------------------------------------------------------------------------------
 
     def step(self) -> None:

@@ -87,7 +87,8 @@ class WorkersVecEnv(MultiAgentVecEnv):
     @property
     @override
     def health(self) -> Health:
-        return Health(self._supervisor.num_healthy, self._supervisor.restarts)
+        healthy = [worker for worker in self._supervisor.workers if worker.is_healthy]
+        return Health(len(healthy), self._supervisor.restarts)
 
     @override
     def episode_seeds(self, env_indices: Sequence[int]) -> list[int | None]:
@@ -202,8 +203,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
         return [by_env[index] for index in env_indices]
 
     def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
-        rows = [spec.rows_of(env_indices) for spec in self._specs]
-        self._supervisor.ask_each("configure", [(own, settings) if own else None for own in rows])
+        self._of_envs("configure", env_indices, settings)
         self._journal.add("configure", env_indices, settings)
 
     # --- State -------------------------------------------------------------------------------------------------------
