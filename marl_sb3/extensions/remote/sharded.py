@@ -23,6 +23,7 @@ from marl_sb3.core.vec_env.interface import Health
 from marl_sb3.core.vec_env.seeding import shard_seed
 from marl_sb3.errors import ConfigError, RunnersLostError, described
 from marl_sb3.extensions.remote.processes.messages import by_value
+from marl_sb3.extensions.remote.processes.pool import InProcessPool, LocalPool, ProcessPool
 from marl_sb3.extensions.remote.ray import AnyRunners, RaySettings
 from marl_sb3.extensions.remote.shard import (
     RecordedSteps,
@@ -42,7 +43,6 @@ from marl_sb3.types import BoolArray, PolicyID
 
 if TYPE_CHECKING:
     from marl_sb3.core.training.setup import Setup
-    from marl_sb3.extensions.remote.processes.pool import ProcessPool
 
 
 class ShardedRunner(Runner):
@@ -285,8 +285,6 @@ def shard_runners(settings: AnyRunners | None, n_shards: int) -> ShardRunners:
         settings: which processes do; None: this one.
         n_shards: number of shards.
     """
-    from marl_sb3.extensions.remote.processes.pool import InProcessPool, LocalPool
-
     if settings is None:
         return ShardRunners(partial(InProcessPool, ShardHost))
     number = settings.runners or min(n_shards, available_cores())
