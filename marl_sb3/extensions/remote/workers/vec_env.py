@@ -213,8 +213,9 @@ class WorkersVecEnv(MultiAgentVecEnv):
         states: list[WorkerState] = self._supervisor.ask_all("get_state", False)
         masks = list(latest.action_masks)
         if self._batched:
-            state = _joined_state(states, [spec.num_envs for spec in self._specs])
-            return {**state, "observations": list(latest.observations), "action_masks": masks}
+            seen = {"observations": list(latest.observations), "action_masks": masks}
+            others = [{name: value for name, value in state.items() if name not in seen} for state in states]
+            return {**_joined_values(others, [spec.num_envs for spec in self._specs]), **seen}
         slots = [slot for state in states for slot in state["slots"]]
         return {**pack(slots, self.groups), "action_masks": masks}
 
@@ -264,26 +265,10 @@ class WorkersVecEnv(MultiAgentVecEnv):
 # entry for each env is divided; other items are the same in all batches.
 
 
-def _joined_state(states: Sequence[State], sizes: Sequence[int]) -> State:
-    """Join the states of batches, except for `observations` and `action_masks`.
-
-    Args:
-        states: what `BatchedVecEnv.get_state` has returned for each batch.
-        sizes: number of envs of each batch.
-    """
-    own = [state["own"] for state in states]
-    return {
-        **_joined_values(
-            [{key: state[key] for key in ("run_seed", "episodes", "episode_steps", "to_act")} for state in states],
-            sizes,
-        ),
-        "settings": [settings for state in states for settings in state["settings"]],
-        "own": None if any(one is None for one in own) else _joined_values(own, sizes),
-    }
-
-
 def _joined_values(states: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """Join values; arrays that differ in their other axes are filled up with zeros."""
+    """Join values; arrays that differ in their other axes are filled up with zeros. None: one of them is None."""
+    if any(state is None for state in states):
+        return None
     first = states[0]
     if isinstance(first, Mapping):
         return {key: _joined_values([state[key] for state in states], sizes) for key in first}
