@@ -75,7 +75,8 @@ def serve(connection: int, status: int, *descriptors: int) -> None:
 def _answer(link: Link, message: Message) -> tuple[int, bytes, bool]:
     """Do what a message asks for; returns kind and payload of the answer, and whether the process ends."""
     link.number = message.number
-    ends = False
+    name, ends = "step", False
+    logged: list[Any] = []
     try:
         if message.kind == Kind.STEP:
             return Kind.STEPPED, link.served.step(), False
@@ -87,9 +88,11 @@ def _answer(link: Link, message: Message) -> tuple[int, bytes, bool]:
         else:
             result, ends = getattr(link.served, name)(*arguments), name == "close"
         link.heartbeat.advance()
-        return Kind.DONE, packed_result((result, link.log.taken()), name), ends
+        logged += link.log.taken()
+        return Kind.DONE, packed_result((result, logged), name), ends
     except BaseException as error:  # Ctrl-C does not reach a worker: an env has raised KeyboardInterrupt, too
-        return Kind.DONE, pickle.dumps((Failed(error), link.log.taken())), ends
+        logged += link.log.taken()
+        return Kind.DONE, packed_result((Failed(error), logged), name), ends
 
 
 def _made(link: Link, context: ProcessContext, packed: bytes) -> Any:

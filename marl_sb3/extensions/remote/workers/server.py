@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -276,7 +275,7 @@ class EnvServer:
             step.final_env_states,
         )
         self._envs.lost = {}
-        return b"" if extras.is_empty else pickle.dumps(extras)
+        return b"" if extras.is_empty else packed_result(extras, "step")
 
     def reset(self, options: Sequence[Options] | None) -> tuple[Extras, WorkerState]:
         """See `MultiAgentVecEnv.reset`; what it returns without arrays, and the state afterwards."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import warnings
@@ -16,7 +17,7 @@ from toy_envs import ScriptedEnv
 from marl_sb3 import make_vec_env
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.errors import ConfigError, EnvRaisedError, VecEnvOrderError
+from marl_sb3.errors import ConfigError, EnvError, EnvRaisedError, VecEnvOrderError
 from marl_sb3.extensions.remote.processes.messages import WorkerTracebackError
 
 TURNS = {"script": {"a": (6, "truncated"), "b": (4, "terminated")}, "skips": {"a": [1, 3], "b": [0, 2]}, "masked": True}
@@ -191,6 +192,31 @@ def test_warnings_and_log_messages_reach_the_main_process(caplog: pytest.LogCapt
     assert caplog.messages[-1].startswith(
         "env 0, before its first episode: close() raised OSError: the door is stuck ("
     )
+
+
+def test_warnings_of_a_class_of_a_script_come_with_any_answer(caplog: pytest.LogCaptureFixture) -> None:
+    class Low(UserWarning):
+        pass
+
+    class Dry(Numbers):
+        def step(self, actions: Any) -> Any:
+            warnings.warn(f"low {self.step_count}", Low, stacklevel=1)
+            return super().step(actions if self.step_count == 0 else 1 / 0)
+
+        def unsendable(self) -> Any:
+            logging.getLogger("ponds").warning("nobody can have it")
+            return threading.Lock()
+
+    vec = make_vec_env(Dry, n_envs=1, n_workers=1)
+    vec.reset()
+    with pytest.warns(UserWarning, match="low 0"):
+        vec.step([np.zeros((1, 2), int)])
+    with pytest.raises(EnvError, match="what the envs return cannot be sent from a worker"):
+        vec.call("unsendable", [0])
+    assert caplog.messages == ["nobody can have it"]
+    with pytest.raises(EnvRaisedError, match="ZeroDivisionError"), pytest.warns(UserWarning, match="low 1"):
+        vec.step([np.zeros((1, 2), int)])
+    vec.close()
 
 
 def test_what_travels_with_a_factory() -> None:
