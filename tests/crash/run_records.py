@@ -28,13 +28,22 @@ def differences(reference: Path, run: Path) -> list[str]:
     found = [
         *_mappings("config.yaml", _config(reference), _config(run)),
         *_checkpoints(reference, run),
-        *_rows("result.jsonl", json_rows(reference), json_rows(run)),
-        *_rows("progress.csv", csv_rows(reference), csv_rows(run)),
-        *_events(reference, run),
+        *differences_in_training(reference, run),
         *_mappings("policies", _policies(reference), _policies(run)),
         *_resumes(run),
     ]
     return [*found, *(f"{path.name} is left over" for path in run.glob("**/.unfinished-*"))]
+
+
+def differences_in_training(reference: Path, run: Path) -> list[str]:
+    """In what the logs and the latest checkpoints differ: those of runs whose configurations need not be the same."""
+    latest = [contents(CheckpointFolder(each / "checkpoints").load("latest")) for each in (reference, run)]
+    return [
+        *_mappings("latest checkpoint", *latest),
+        *_rows("result.jsonl", json_rows(reference), json_rows(run)),
+        *_rows("progress.csv", csv_rows(reference), csv_rows(run)),
+        *_events(reference, run),
+    ]
 
 
 def _mappings(where: str, expected: Mapping[str, Any], got: Mapping[str, Any]) -> Iterator[str]:
@@ -60,9 +69,8 @@ def _config(run: Path) -> dict[str, str]:
 
 
 def _checkpoints(reference: Path, run: Path) -> Iterator[str]:
-    for which in ("latest", "best"):
-        expected, got = (CheckpointFolder(each / "checkpoints").load(which) for each in (reference, run))
-        yield from _mappings(f"{which} checkpoint", contents(expected), contents(got))
+    best = [contents(CheckpointFolder(each / "checkpoints").load("best")) for each in (reference, run)]
+    yield from _mappings("best checkpoint", *best)
     names = [CheckpointFolder(each / "checkpoints").names() for each in (reference, run)]
     yield from (f"{name} is not kept" for name in names[0] if name not in names[1])
 
@@ -71,14 +79,15 @@ def contents(checkpoint: Checkpoint) -> dict[str, Any]:
     """Every leaf of a checkpoint by its path, arrays to the last bit."""
     tensors = {f"{file}/{name}": value for file, group in checkpoint.tensors.items() for name, value in group.items()}
     tree = {"name": checkpoint.name, "state": checkpoint.state, "tensors": tensors}
-    leaves = {path: value for path, value in _leaves(tree, "") if not path.endswith(WALL_CLOCK_STATE)}
-    return {**leaves, "score": checkpoint.about.fields("score").value("value")}
+    found = {path: value for path, value in leaves(tree) if not path.endswith(WALL_CLOCK_STATE)}
+    return {**found, "score": checkpoint.about.fields("score").value("value")}
 
 
-def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a tree with their paths, arrays as bytes."""
     if isinstance(node, (dict, list)):
         for key, child in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from _leaves(child, f"{path}/{key}")
+            yield from leaves(child, f"{path}/{key}")
     elif isinstance(node, np.ndarray):
         yield path, (str(node.dtype), node.shape, node.tobytes())
     else:
