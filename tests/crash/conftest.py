@@ -1,4 +1,4 @@
-"""What the tests that kill share: trainings that nobody disturbed."""
+"""What the tests that kill share: trainings that nobody disturbed, and those that are disturbed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from attempts import Attempt
 from forked import ForkServer
 from kill_harness import Case, train_reference
 
@@ -21,3 +22,9 @@ def reference_of(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -
         return found[case]
 
     return reference
+
+
+@pytest.fixture
+def attempt(server: ForkServer, reference_of: Callable[[Case], Path], tmp_path: Path) -> Callable[[Case], Attempt]:
+    """The training of a case, which is compared with the one that nobody disturbed."""
+    return lambda case: Attempt(server, tmp_path, case.command(tmp_path), lambda: reference_of(case))

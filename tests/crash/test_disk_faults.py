@@ -8,12 +8,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import ForkServer
+from attempts import Attempt
 from kill_harness import Case
 from run_records import contents, differences
 from shims import PLACES, Watched, failer
@@ -30,6 +31,7 @@ from marl_sb3.runs import logs
 from marl_sb3.train import main
 
 References = Callable[[Case], Path]
+Attempts = Callable[[Case], Attempt]
 Capture = pytest.CaptureFixture[str]
 CASE = Case("mapped", "batched")
 SAVE = PLACES["save"].calls
@@ -241,40 +243,26 @@ def no_space_for(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 # --- A disk that is full while a run trains --------------------------------------------------------------------------
 
 
-def train(case: Case, folder: Path, server: ForkServer, shims: dict[str, Any]) -> tuple[int, str]:
-    training = server.start([*case.command(folder), "--run-dir", str(folder / "run")], shims, folder / "output.txt")
-    return training.wait(), training.output.read_text()
-
-
-def resume(run: Path, server: ForkServer) -> int:
-    return server.start(["--resume", str(run), "--quiet"], {}, run.parent / "output.txt").wait()
-
-
-def test_a_checkpoint_that_cannot_be_written_is_warned_of_and_the_training_goes_on(
-    server: ForkServer, reference_of: References, tmp_path: Path
-) -> None:
-    shims = {"fail": {"place": "save", "calls": [110, 111], "errno": errno.EIO}}
-    exit_code, said = train(CASE, tmp_path, server, shims)
-    unwrapped = "".join(line.strip() for line in said.splitlines())
-    assert exit_code == 0
-    assert said.startswith("WARNING  no checkpoint of iteration ")
-    assert said.count("WARNING") <= 2
-    assert str(tmp_path / "run" / "checkpoints") in unwrapped
-    assert differences(reference_of(CASE), tmp_path / "run") == []
+def test_a_checkpoint_that_cannot_be_written_is_warned_of_and_the_training_goes_on(attempt: Attempts) -> None:
+    training = attempt(CASE)
+    assert training.begin(fail={"place": "save", "calls": [110, 111], "errno": errno.EIO}).wait() == 0
+    assert training.said.startswith("WARNING  no checkpoint of iteration ")
+    assert training.said.count("WARNING") <= 2
+    assert str(training.run / "checkpoints") in "".join(line.strip() for line in training.said.splitlines())
+    assert training.differences() == []
 
 
 def test_a_disk_that_stays_full_ends_the_training_with_an_error_and_with_space_again_it_goes_on(
-    server: ForkServer, reference_of: References, tmp_path: Path
+    attempt: Attempts,
 ) -> None:
-    shims = {"fail": {"place": "save", "calls": [110, 10**9], "errno": errno.ENOSPC}}
-    exit_code, said = train(CASE, tmp_path, server, shims)
-    run, last = tmp_path / "run", said.splitlines()[-1]
-    assert exit_code == 1
+    training = attempt(CASE)
+    assert training.begin(fail={"place": "save", "calls": [110, 10**9], "errno": errno.ENOSPC}).wait() == 1
+    run, last = training.run, training.said.splitlines()[-1]
     assert last.startswith(f"error: OSError: [Errno 28] No space left on device: '{run}/checkpoints/.unfinished-")
-    assert "Traceback" not in said
+    assert "Traceback" not in training.said
     assert (run / "policies").is_dir()
-    assert resume(run, server) == 0
-    assert differences(reference_of(CASE), run) == []
+    assert training.resume() == 0
+    assert training.differences() == []
 
 
 def assert_one_line(capsys: Capture, *parts: str) -> None:
@@ -285,24 +273,9 @@ def assert_one_line(capsys: Capture, *parts: str) -> None:
         assert part in said
 
 
-@pytest.mark.parametrize("name", ["result.jsonl", "progress.csv"])
-def test_a_log_that_cannot_be_written_ends_the_training_and_with_space_again_it_goes_on(
-    name: str, reference_of: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    run = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        no_space_in(patch, name, capacity=4000)
-        assert main([*CASE.command(tmp_path), "--run-dir", str(run)]) == 1
-    assert_one_line(capsys, str(run / name))
-    assert (run / name).stat().st_size == 4000
-    assert main(["--resume", str(run), "--quiet"]) == 0
-    assert differences(reference_of(CASE), run) == []
-
-
-def test_events_that_cannot_be_written_end_the_training_and_with_space_again_it_goes_on(
-    reference_of: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    original, run = LocalFileSystem.append, tmp_path / "run"
+def no_space_for_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let TensorBoard's files hold some 20 kB; of what comes then, a few bytes are written."""
+    original = LocalFileSystem.append
 
     def append(self: Any, path: bytes, data: bytes, binary_mode: bool = False) -> None:
         if os.path.getsize(path) > 20_000:
@@ -310,28 +283,40 @@ def test_events_that_cannot_be_written_end_the_training_and_with_space_again_it_
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         original(self, path, data, binary_mode)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalFileSystem, "append", append)
-        assert main([*CASE.command(tmp_path), "--run-dir", str(run)]) == 1
-    assert_one_line(capsys, str(run / "events.out.tfevents."))
-    assert main(["--resume", str(run), "--quiet"]) == 0
-    assert differences(reference_of(CASE), run) == []
+    monkeypatch.setattr(LocalFileSystem, "append", append)
 
 
-def test_policies_that_cannot_be_written_are_written_by_a_resume(
-    reference_of: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    original, run = MultiAgentAlgorithm.save_policies, tmp_path / "run"
+def no_space_after_policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the disk be full when the policies have just been written."""
+    original = MultiAgentAlgorithm.save_policies
 
     def save_policies(self: MultiAgentAlgorithm, folder: Path) -> None:
         original(self, folder)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    monkeypatch.setattr(MultiAgentAlgorithm, "save_policies", save_policies)
+
+
+# What is named -> what fills the disk, and the sizes of such files that are left.
+FULL: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[int] | None]] = {
+    **{name: (partial(no_space_in, name=name, capacity=4000), [4000]) for name in ("result.jsonl", "progress.csv")},
+    "events.out.tfevents.": (no_space_for_events, None),
+    ".unfinished-policies": (no_space_after_policies, []),
+}
+
+
+@pytest.mark.parametrize("named", FULL)
+def test_what_cannot_be_written_ends_the_training_and_with_space_again_it_goes_on(
+    named: str, reference_of: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    run, (fill, left) = tmp_path / "run", FULL[named]
     with monkeypatch.context() as patch:
-        patch.setattr(MultiAgentAlgorithm, "save_policies", save_policies)
+        fill(patch)
         assert main([*CASE.command(tmp_path), "--run-dir", str(run)]) == 1
-    assert_one_line(capsys, str(run / ".unfinished-policies"))
-    assert list(run.glob("*policies*")) == []
+    assert_one_line(capsys, str(run / named))
+    if left is not None:
+        name = named.removeprefix(".unfinished-")
+        assert [path.stat().st_size for path in run.glob(f"*{name}*")] == left
     assert main(["--resume", str(run), "--quiet"]) == 0
     assert differences(reference_of(CASE), run) == []
 

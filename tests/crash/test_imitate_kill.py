@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from attempts import Attempt, kill
 from forked import ForkServer
 from gymnasium import spaces
 from recordings import episode, write_dataset
-from run_records import differences
 
 BOUNDS = np.array([1, 1, 8.0], np.float32)
 EPOCHS = 7
-Kill = tuple[str, int]  # the place and the number of the call; see `shims`
 
 
 @pytest.fixture(scope="module")
@@ -25,62 +25,60 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_dataset(folder, spaces.Box(-BOUNDS, BOUNDS), spaces.Box(-2, 2, (1,)), episodes)
 
 
-def cloning(data: Path, run: Path) -> list[str]:
+def cloning(data: Path) -> list[str]:
     """SAC's entropy is sampled, so that the passes draw random numbers of PyTorch, too."""
     learned = ["--algo", "sac", "--batch-size", "8", "--epochs", str(EPOCHS), "--entropy-coefficient", "0.01"]
     small = ["policy_kwargs.net_arch=[8]", "buffer_size=100", "normalize_observations=true"]
     settings = [word for each in small for word in ("--set", each)]
     return [str(data), "--env", "Pendulum-v1", *learned, *settings, "--seed", "1", "--checkpoint-every", "2",
-            "--run-dir", str(run), "--quiet"]  # fmt: skip
+            "--quiet"]  # fmt: skip
 
 
-def imitate(server: ForkServer, folder: Path, *arguments: str, kill: Kill | None = None) -> int:
-    shims = {} if kill is None else {"kill": {"place": kill[0], "call": kill[1], "moment": "before"}}
-    return server.run(["-m", "marl_sb3.imitate", *arguments], folder / "output.txt", shims=shims).wait()
+Attempts = Callable[..., Attempt]
 
 
 @pytest.fixture(scope="module")
-def reference(data: Path, server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("reference")
-    assert imitate(server, folder, *cloning(data, folder / "run")) == 0
-    return folder / "run"
+def cloned(data: Path, server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Attempts:
+    """A cloning in a folder, which is compared with one that nobody disturbed."""
+    reference = tmp_path_factory.mktemp("reference")
+
+    def undisturbed() -> Path:
+        whole = Attempt(server, reference, cloning(data), lambda: reference, "imitate")
+        assert whole.run.exists() or whole.begin().wait() == 0, whole.said
+        return whole.run
+
+    return lambda folder: Attempt(server, folder, cloning(data), undisturbed, "imitate")
 
 
 MANY = [("save", call) for call in range(50, 210, 8)] + [("policies", 1), ("policies", 2)]
 
 
 @pytest.mark.parametrize(
-    ("kill", "again"),
+    "kills",
     [
-        (("save", 75), ("save", 30)),
-        pytest.param(("policies", 1), None, marks=pytest.mark.proof),
-        *(pytest.param(kill, None, marks=pytest.mark.proof) for kill in MANY),
+        [("save", 75), ("save", 30)],
+        *(pytest.param([each], marks=pytest.mark.proof) for each in MANY),
     ],
+    ids=str,
 )
 def test_a_cloning_that_was_killed_is_the_one_that_was_not(
-    kill: tuple[str, int],
-    again: tuple[str, int] | None,
-    data: Path,
-    server: ForkServer,
-    reference: Path,
-    tmp_path: Path,
+    kills: list[tuple[str, int]], cloned: Attempts, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    assert imitate(server, tmp_path, *cloning(data, run), kill=kill) == -9
-    if again is not None:
-        assert imitate(server, tmp_path, "--resume", str(run), "--quiet", kill=again) == -9
-    assert imitate(server, tmp_path, "--resume", str(run), "--quiet") == 0, (tmp_path / "output.txt").read_text()
-    assert differences(reference, run) == []
+    learning = cloned(tmp_path)
+    first, *others = kills
+    assert learning.begin(**kill(*first)).wait() == -9
+    assert [learning.resume(**kill(*each)) for each in others] == [-9] * len(others)
+    assert learning.resume() == 0, learning.said
+    assert learning.differences() == []
 
 
-def test_a_training_does_not_go_on_from_it_but_says_what_does(data: Path, server: ForkServer, tmp_path: Path) -> None:
-    output = tmp_path / "output.txt"
+def test_a_training_does_not_go_on_from_it_but_says_what_does(cloned: Attempts, tmp_path: Path) -> None:
     early = "was ended before its first checkpoint: python -m marl_sb3.imitate DATA --hparams {}/config.yaml"
     late = "is not done: python -m marl_sb3.imitate --resume {} goes on with it"
     for call, words in ((3, early), (75, late)):
-        run = tmp_path / f"run{call}"
-        assert imitate(server, tmp_path, *cloning(data, run), kill=("save", call)) == -9
-        process = server.start(["--resume", str(run), "--quiet"], {}, output)
-        assert process.wait() == 2
-        assert words.format(run) in output.read_text()
-    assert server.run(["-m", "marl_sb3.evaluate", str(run), "--episodes", "1"], output).wait() == 0
+        (tmp_path / str(call)).mkdir()
+        learning = cloned(tmp_path / str(call))
+        assert learning.begin(**kill("save", call)).wait() == -9
+        assert learning.start(["--resume", str(learning.run), "--quiet"], {}, "train").wait() == 2
+        assert words.format(learning.run) in learning.said
+    assert learning.start([str(learning.run), "--episodes", "1"], {}, "evaluate").wait() == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attempts import Attempt, kill
 from campaign import command
 from forked import ForkServer
 from kill_harness import ITERATIONS, N_ENVS, N_STEPS, REFUSAL, Case, Kill, Trial, campaign, plan
@@ -20,7 +21,9 @@ from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
 from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
 
 References = Callable[[Case], Path]
+Attempts = Callable[[Case], Attempt]
 BATCHED = Case("shared", "batched")
+LATE = 240  # calls of saves, after some checkpoints
 
 # Ten kills, four of them inside a save, one of them of `python -m marl_sb3.train` itself.
 PORTIONS = {
@@ -42,18 +45,6 @@ def test_a_run_that_was_killed_is_the_run_that_was_not(
     assert tally.counts["runs"] >= 1
 
 
-def killed(case: Case, server: ForkServer, folder: Path, place: str = "save", call: int = 240) -> Path:
-    """A run that was killed at a call, after some checkpoints where no other is given."""
-    run = folder / "run"
-    shims = {"kill": {"place": place, "call": call, "moment": "before"}}
-    assert server.start([*case.command(folder), "--run-dir", str(run)], shims, folder / "output.txt").wait() == -9
-    return run
-
-
-def resume(run: Path, server: ForkServer, shims: dict[str, object] | None = None) -> int:
-    return server.start(["--resume", str(run), "--quiet"], shims or {}, run.parent / "output.txt").wait()
-
-
 @pytest.mark.parametrize(
     ("broken", "case", "shows_in"),
     [
@@ -63,55 +54,56 @@ def resume(run: Path, server: ForkServer, shims: dict[str, object] | None = None
     ],
 )
 def test_a_generator_that_is_not_brought_back_is_found_out(
-    broken: str, case: Case, shows_in: str, server: ForkServer, reference_of: References, tmp_path: Path
+    broken: str, case: Case, shows_in: str, attempt: Attempts
 ) -> None:
     assert broken in GENERATORS
-    run = killed(case, server, tmp_path)
-    assert resume(run, server, {"break": broken}) == 0
-    assert shows_in in "\n".join(differences(reference_of(case), run))
+    training = attempt(case)
+    assert training.begin(**kill("save", LATE)).wait() == -9
+    assert training.resume(**{"break": broken}) == 0
+    assert shows_in in "\n".join(training.differences())
 
 
-@pytest.mark.parametrize("call", [1, 3])
-def test_a_run_may_be_killed_while_its_logs_are_cut(
-    call: int, server: ForkServer, reference_of: References, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kills", "events_once"),
+    [([("save", LATE), ("cut", 1)], True), ([("save", LATE), ("cut", 3)], True), ([("policies", 1)], False),
+     ([("policies", 3)], False)],
+    ids=str,
+)  # fmt: skip
+def test_a_run_may_be_killed_while_its_logs_are_cut_or_before_its_policies_are_saved(
+    kills: list[tuple[str, int]], events_once: bool, attempt: Attempts
 ) -> None:
-    run = killed(BATCHED, server, tmp_path)
-    assert resume(run, server, {"kill": {"place": "cut", "call": call, "moment": "before"}}) == -9
-    assert set(events(run).values()) == {1}  # TensorBoard may be looking
-    assert resume(run, server) == 0
-    assert differences(reference_of(BATCHED), run) == []
-
-
-@pytest.mark.parametrize("call", [1, 3])
-def test_a_run_may_be_killed_between_its_last_checkpoint_and_its_policies(
-    call: int, server: ForkServer, reference_of: References, tmp_path: Path
-) -> None:
-    run = killed(BATCHED, server, tmp_path, "policies", call)
-    assert resume(run, server) == 0
-    assert differences(reference_of(BATCHED), run) == []
+    training = attempt(BATCHED)
+    first, *others = kills
+    assert training.begin(**kill(*first)).wait() == -9
+    for each in others:
+        assert training.resume(**kill(*each)) == -9
+    if events_once:  # TensorBoard may be looking
+        assert set(events(training.run).values()) == {1}
+    assert training.resume() == 0
+    assert training.differences() == []
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_says_how_to_start_anew(
-    server: ForkServer, reference_of: References, tmp_path: Path
+    attempt: Attempts, tmp_path: Path
 ) -> None:
-    run = killed(BATCHED, server, tmp_path, call=5)
-    assert resume(run, server) == 2
-    said, config = (tmp_path / "output.txt").read_text(), run / "config.yaml"
-    assert said == REFUSAL.format(folder=run / "checkpoints", config=config) + " it anew\n"
+    training = attempt(BATCHED)
+    assert training.begin(**kill("save", 5)).wait() == -9
+    assert training.resume() == 2
+    config = training.run / "config.yaml"
+    assert training.said == REFUSAL.format(folder=training.run / "checkpoints", config=config) + " it anew\n"
     again = ["--hparams", str(config), "--run-dir", str(tmp_path / "again"), "--quiet"]
-    assert server.start(again, {}, tmp_path / "output.txt").wait() == 0
-    assert differences(reference_of(BATCHED), tmp_path / "again") == []
+    assert training.start(again, {}).wait() == 0
+    assert training.differences(tmp_path / "again") == []
 
 
-def test_what_a_killed_save_leaves_goes_with_the_next_and_is_never_a_checkpoint(
-    server: ForkServer, reference_of: References, tmp_path: Path
-) -> None:
-    run = killed(BATCHED, server, tmp_path, call=100)  # in the second save
-    checkpoints = CheckpointFolder(run / "checkpoints")
+def test_what_a_killed_save_leaves_goes_with_the_next_and_is_never_a_checkpoint(attempt: Attempts) -> None:
+    training = attempt(BATCHED)
+    assert training.begin(**kill("save", 100)).wait() == -9  # in the second save
+    checkpoints = CheckpointFolder(training.run / "checkpoints")
     left = [path.name for path in checkpoints.path.iterdir() if path.name not in checkpoints.names()]
     assert [name[:17] for name in left] == [".unfinished-ckpt-"]
     assert checkpoints.load().name == checkpoints.names()[-1]
-    assert resume(run, server) == 0
+    assert training.resume() == 0
     assert sorted(path.name for path in checkpoints.path.iterdir()) == checkpoints.names()
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attempts import Attempt
 from filelock import FileLock, Timeout
 from forked import ForkServer
 from kill_harness import N_STEPS, Case
 from odd_files import content
-from run_records import differences
 from waiting import wait_for
 
 from marl_sb3 import load_policies
@@ -22,16 +22,16 @@ from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.start import resume_run
 from marl_sb3.train import main
 
+Attempts = Callable[[Case], Attempt]
 Capture = pytest.CaptureFixture[str]
 CASE = Case("mapped", "sync")  # which saves every second iteration
 
 
 def test_a_run_that_is_training_cannot_be_resumed_until_its_process_is_killed(
-    server: ForkServer, tmp_path: Path, capsys: Capture
+    attempt: Attempts, capsys: Capture
 ) -> None:
-    run = tmp_path / "run"
-    endless = [*CASE.command(tmp_path), "--timesteps", "10000000", "--run-dir", str(run)]
-    training = server.start(endless, {}, tmp_path / "output.txt")
+    run = attempt(CASE).run
+    training = attempt(CASE).begin("--timesteps", "10000000")
     wait_for(lambda: bool(CheckpointFolder(run / "checkpoints").names()))
     assert main(["--resume", str(run), "--quiet"]) == 2
     assert capsys.readouterr().err == f"error: {run} is in use: another process is training this run\n"
@@ -50,11 +50,11 @@ def test_a_lock_that_is_held_stops_a_start_too(tmp_path: Path, capsys: Capture) 
 
 
 def test_policies_are_loaded_from_a_training_that_goes_on_and_keeps_one_checkpoint(
-    server: ForkServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    attempt: Attempts, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = tmp_path / "run"
+    run = attempt(CASE).run
     often = ["--checkpoint-every", "1", "--set", "checkpoint_keep=1", "--timesteps", "10000000"]
-    training = server.start([*CASE.command(tmp_path), *often, "--run-dir", str(run)], {}, tmp_path / "output.txt")
+    training = attempt(CASE).begin(*often)
     wait_for(lambda: bool(CheckpointFolder(run / "checkpoints").names()))
     names: list[str] = []
     wait_for(lambda: names.append(load_policies(run, "latest").checkpoint) or (len(names) >= 12 and len({*names}) > 1))
@@ -95,13 +95,11 @@ def test_a_resume_reads_the_settings_only_when_nobody_else_can_change_them(
 
 
 def test_ctrl_c_in_the_middle_of_a_rollout_finishes_the_iteration_and_the_run_goes_on_exactly(
-    server: ForkServer, reference_of: Callable[[Case], Path], tmp_path: Path
+    attempt: Attempts,
 ) -> None:
-    run = tmp_path / "run"
-    in_the_third = {"interrupt_at_step": 2 * N_STEPS + 5}
-    training = server.start([*CASE.command(tmp_path), "--run-dir", str(run)], in_the_third, tmp_path / "output.txt")
-    assert training.wait() == 130
-    assert training.output.read_text().startswith("WARNING  SIGINT: finishing the iteration and saving")
-    assert CheckpointFolder(run / "checkpoints").load().name == "ckpt-000003"
-    assert server.start(["--resume", str(run), "--quiet"], {}, tmp_path / "output.txt").wait() == 0
-    assert differences(reference_of(CASE), run) == []
+    training = attempt(CASE)
+    assert training.begin(interrupt_at_step=2 * N_STEPS + 5).wait() == 130  # in the third iteration
+    assert training.said.startswith("WARNING  SIGINT: finishing the iteration and saving")
+    assert CheckpointFolder(training.run / "checkpoints").load().name == "ckpt-000003"
+    assert training.resume() == 0
+    assert training.differences() == []
