@@ -170,6 +170,7 @@ class StateReader:
         None or a string that is equal; a boolean, an integer or a number; an array of the same dtype and shape; or a
         mapping, a list or a tuple of such values, with the same names or as long. Lists are returned as tuples.
         """
+        own = own.item() if isinstance(own, np.generic) else own
         if isinstance(own, Mapping):
             saved = self.fields(name)
             saved.require_names(list(own))

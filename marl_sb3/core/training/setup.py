@@ -278,6 +278,8 @@ def constructor_arguments(
     if "arguments" in state:  # older checkpoints have none
         saved = state.fields("arguments")
         read = {name: saved.value(name) for name in ("n_steps", "seed", "update_path", "stats_window_size")}
+        if read["n_steps"] is None and state.integer("num_envs", 1) != num_envs:
+            read["n_steps"] = n_steps  # by default, an iteration is as long as the number of envs says
         read["n_threads"] = saved.integer("n_threads", 1, _MOST_THREADS)
         read["custom_metrics"] = info_metrics(saved.fields("custom_metrics").values(), saved.where)
     given = {name: value for name, value in settings.items() if name not in ("n_steps", "seed") or value is not None}
