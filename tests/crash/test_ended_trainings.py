@@ -1,31 +1,48 @@
-"""No process is left over when a training with runners on this machine ends, however it does."""
+"""No process is left over when several processes train and their command ends, however it does; and nothing is lost."""
 
 from __future__ import annotations
 
+import shlex
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from forked import ForkServer, run_really
 from waiting import wait_for
 
+from marl_sb3.results.result_log import last_result, read_results
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.proof)]
-)
-def test_nothing_is_left_of_runners(number: int, code: int, tmp_path: Path) -> None:
-    options = ["--n-envs", "4", "--runners", "2", "--quiet", "--set", "n_steps=20", "--set", "batch_size=20"]
-    command = [sys.executable, "-m", "marl_sb3.train", "arena", *options, "--run-dir", "run"]
-    with (tmp_path / "output").open("wb") as file:
-        run = subprocess.Popen(command, cwd=tmp_path, stdout=file, stderr=file, start_new_session=True)
-    results = tmp_path / "run" / "result.jsonl"
-    wait_for(lambda: results.is_file() and results.stat().st_size > 0)
+LONG = "{n_envs: 2, n_timesteps: 10000000, n_steps: 20, batch_size: 20}"
+TRAIN = "train arena --n-envs 4 --timesteps 10000000 --set n_steps=20 --set batch_size=20 --run-dir"
+# A command; the folders of its runs; how many processes of the system it starts; what it says when it is interrupted.
+COMMANDS = {
+    "runners": (f"{TRAIN} 'some where/run' --runners 2", "run", 3, "--resume 'some where/run'"),
+    "seeds": (f"{TRAIN} 'some where' --seeds 2", "seed-?", 2, "--resume 'some where/seed-1'"),
+    "benchmark": ("benchmark a.yml --folder 'some where'", "arena/ppo/seed-?", 2, "a.yml --folder 'some where'"),
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_nothing_is_left_over_or_lost(name: str, number: int, tmp_path: Path, server: ForkServer) -> None:
+    (tmp_path / "a.yml").write_text(f"{{algos: [ppo], envs: [arena], seeds: [7, 8], settings: {LONG}}}")
+    line, folders, processes, said = COMMANDS[name]
+    command, output, root = shlex.split(line), tmp_path / "output", tmp_path / "some where"
+    forked = number == signal.SIGINT and name != "runners"  # then the server has all processes, and takes no time
+    start = server.run if forked else run_really
+    run = start(["-m", f"marl_sb3.{command[0]}", *command[1:]], output, folder=tmp_path)
+    expected = 2 if name != "runners" else 1
+    wait_for(lambda: sum(map(bool, map(last_result, root.glob(folders)))) == expected)
     started = psutil.Process(run.pid).children(recursive=True)
-    assert len(started) == 3  # the fork server and two runners
+    assert forked or len(started) == processes
     run.send_signal(number)
-    assert run.wait(60) == code, (tmp_path / "output").read_text()
-    _, alive = psutil.wait_procs(started, timeout=20)
+    assert run.wait() == (130 if number == signal.SIGINT else -9), output.read_text()
+    _, alive = psutil.wait_procs(started, timeout=10)
     assert alive == []
-    assert any((tmp_path / "run" / "checkpoints").glob("ckpt-*")) == (number == signal.SIGINT)
+    assert (said in output.read_text()) == (number == signal.SIGINT)
+    for folder in root.glob(folders):
+        newest = max((path.name for path in (folder / "checkpoints").glob("ckpt-*")), default=None)
+        saved = number == signal.SIGINT or name != "runners"  # which end with their learner, the others save first
+        assert (newest == f"ckpt-{len(read_results(folder)):06d}") == saved
+        assert not list(folder.parent.glob("*.claim-*")) or number == signal.SIGKILL

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 from forked import ForkServer
 from refusals import refusal
 from small_runs import assert_same_runs
-from waiting import is_running, wait_for
 
 import marl_sb3
 from marl_sb3.errors import ConfigError
@@ -80,45 +74,6 @@ def test_a_seed_that_fails_is_reported_and_the_others_are_trained(
     assert "it broke" in failed
     assert failed.endswith("log: several/seed-2.log")
     assert "training, latest episodes, over 2 seeds:" in out
-
-
-LONG = ["arena", "--n-envs", "2", "--timesteps", "10000000", "--set", "n_steps=50", "--set", "batch_size=100"]
-
-
-def test_ctrl_c_ends_all_with_checkpoints(tmp_path: Path, server: ForkServer) -> None:
-    command = ["-m", "marl_sb3.train", *LONG, "--seeds", "2", "--run-dir", "runs"]
-    process = server.run(command, tmp_path / "out", folder=tmp_path, environment=None)
-    folders = [tmp_path / "runs" / f"seed-{seed}" for seed in (0, 1)]
-    wait_for(lambda: all((folder / "result.jsonl").exists() for folder in folders))
-    wait_for(lambda: all(last_result(folder) is not None for folder in folders))
-    process.send_signal(signal.SIGINT)
-    assert process.wait() == 130
-    out = (tmp_path / "out").read_text()
-    for seed, folder in enumerate(folders):
-        assert f"seed {seed}: interrupted; continue with: python -m marl_sb3.train --resume runs/seed-{seed}\n" in out
-        newest = max(path.name for path in (folder / "checkpoints").glob("ckpt-*"))
-        assert newest == f"ckpt-{len(read_results(folder)):06d}"
-
-
-@pytest.mark.proof
-def test_kill_9_ends_all_with_checkpoints(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "marl_sb3.train", *LONG, "--seeds", "2", "--run-dir", "runs"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
-        folders = [tmp_path / "runs" / f"seed-{seed}" for seed in (0, 1)]
-        wait_for(lambda: all((folder / "result.jsonl").exists() for folder in folders))
-        wait_for(lambda: all(last_result(folder) is not None for folder in folders))
-        trainings = psutil.Process(process.pid).children()
-        process.kill()
-    try:
-        assert len(trainings) == 2
-        wait_for(lambda: not any(is_running(training.pid) for training in trainings), timeout_s=60)
-    finally:
-        for training in trainings:
-            with suppress(psutil.NoSuchProcess):
-                training.kill()
-    for folder in folders:
-        newest = max(path.name for path in (folder / "checkpoints").glob("ckpt-*"))
-        assert newest == f"ckpt-{len(read_results(folder)):06d}"
 
 
 @pytest.mark.parametrize(

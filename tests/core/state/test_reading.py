@@ -12,6 +12,7 @@ from marl_sb3.errors import CheckpointError
 
 FLOATS = np.zeros(2, np.float32)
 REFUSED: list[tuple[Any, Any, str]] = [
+    (np.int64(3), "3", "from 0 to"), (np.float64(3), [], "a number from"),
     (3, True, "from 0 to"), (3, 3.0, "from 0 to"), (3, -1, "from 0 to"), (3, 10**400, "out of range"),
     (0.5, False, "a number from"), (0.5, 1e301, "a number from"), (0.5, "1", "a number from"),
     (True, 1, "true or false"), (None, 0, "null"), (None, np.zeros(3), "null"), ("PCG64", "MT19937", "PCG64"),
@@ -29,7 +30,7 @@ def test_what_is_not_like_the_own_value_is_refused_by_its_place(own: Any, saved:
 
 
 def test_a_tree_like_the_own_one_is_taken_over_within_bounds() -> None:
-    own = {"a": (1, None), "b": {"c": FLOATS, "d": 0.5}, "e": True}
+    own = {"a": (np.int64(1), None), "b": {"c": FLOATS, "d": np.float32(0.5)}, "e": np.bool_(True)}
     saved = {"b": {"c": FLOATS + 7, "d": 7}, "a": [7, None], "e": False}
     read = StateReader({"x": saved}).like("x", own, 0, 7)
     assert read["a"] == (7, None)

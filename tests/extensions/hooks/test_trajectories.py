@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import itertools
 import sys
@@ -20,7 +19,7 @@ import numpy as np
 import pytest
 import stable_baselines3
 import torch as th
-from clients import answered, external
+from clients import Simulator, answered, external
 from gymnasium import spaces
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -32,7 +31,6 @@ from turn_plans import env_plans
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, Trajectory, make_vec_env
 from marl_sb3.envs.external import StepReport
-from marl_sb3.envs.external_vec_env import EpisodeRefusedError
 from marl_sb3.extensions.hooks.rewriting import TrajectoryRewriter, _EnvSteps
 
 GAMMA, LAMBDA, VALUE = 0.7, 0.6, 2.5
@@ -450,8 +448,8 @@ REPLAYED = {"policies": st.sampled_from(["shared", "per_agent"]), "kind": st.sam
 # --- Clients that step their envs at their own pace -------------------------------------------------------------------
 
 
-class Client(threading.Thread):
-    """Plays episodes in one env until the training is over, and leaves some of them in the middle.
+class Client(Simulator):
+    """Leaves some episodes in the middle.
 
     Args:
         leaves_at: numbers of its env steps at which it gives up the episode.
@@ -459,22 +457,10 @@ class Client(threading.Thread):
     """
 
     def __init__(self, env: Any, vec_env: Any, leaves_at: set[int], waits: float) -> None:
-        super().__init__(daemon=True)
-        self.env, self.vec_env, self.leaves_at, self.waits, self.steps = env, vec_env, leaves_at, waits, 0
+        super().__init__(env, vec_env)
+        self.leaves_at, self.waits = leaves_at, waits
 
-    def run(self) -> None:
-        while True:
-            try:
-                episode_id, seed = self.vec_env.open_episode()
-            except EpisodeRefusedError as error:
-                if error.reason == "over":
-                    return
-                threading.Event().wait(0.001)
-                continue
-            with contextlib.suppress(EpisodeRefusedError):
-                self.play(episode_id, *self.env.reset(seed=seed))
-
-    def play(self, episode_id: str, seen: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
+    def _play(self, episode_id: str, seen: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
         answer = answered(self.vec_env, episode_id, StepReport({a: seen[a] for a in self.env.agents}, infos=infos))
         while not answer.over and answer.error is None:
             if self.waits:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from test_recurrent_q import CELLS, SMALL
 from toy_envs import NoisyEnv
 
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, RecurrentSAC, make_vec_env
@@ -19,16 +20,6 @@ from marl_sb3.extensions.memory.networks import MemoryNetwork
 
 FORCES = spaces.Box(-2, 2, (1,))
 NETWORK = {"net_arch": [4], "lstm_hidden_size": 3}
-SMALL: dict[str, Any] = {
-    "buffer_size": 200,
-    "learning_starts": 99,
-    "batch_size": 8,
-    "train_freq": 2,
-    "burn_in": 2,
-    "sequence_length": 3,
-    "gamma": 0.5,
-}
-CELLS = ("lstm", "gru")
 
 
 class Forces(NoisyEnv):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from small_trainings import SMALL, arena, assert_same, build
 
-from marl_sb3 import MultiAgentAlgorithm, make_vec_env
+from marl_sb3 import DQN, MultiAgentAlgorithm, make_vec_env
 from marl_sb3.core.sb3.tensors import read_optimizers
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
@@ -35,6 +35,13 @@ def test_another_number_of_envs_goes_on_inexactly(tmp_path: Path, caplog: pytest
     result = again.train_iteration()
     assert result["num_env_steps_sampled_lifetime"] == whole.num_timesteps + 5 * SMALL["n_steps"]
     assert result["iteration"] == 3
+
+
+def test_an_iteration_stays_as_long_with_another_number_of_envs(tmp_path: Path) -> None:
+    made = MultiAgentAlgorithm(make_vec_env("CartPole-v1", 2), algorithm=DQN, learning_starts=100, buffer_size=1000)
+    made.save(tmp_path / "saved")  # by default, an iteration has 1,000 env steps of all envs together
+    again = MultiAgentAlgorithm.load(tmp_path / "saved", make_vec_env("CartPole-v1", 3))
+    assert (again.n_steps, again.env.num_envs) == (500, 3)
 
 
 def test_a_run_folder_is_as_good_as_one_of_its_checkpoints(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
-import signal
 import socket
 import sys
 import threading
@@ -26,7 +24,7 @@ from marl_sb3.benchmark import main
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluate import main as evaluate
 from marl_sb3.results.reading import read_records
-from marl_sb3.results.result_log import last_result, read_results
+from marl_sb3.results.result_log import last_result
 from marl_sb3.tools.benchmarking.outcome import how_it_ended, rows, write_outcome
 from marl_sb3.tools.benchmarking.plan import Training, read_benchmark
 from marl_sb3.tools.benchmarking.working import MOST_CLAIMS, STALE_S, Claims, work
@@ -152,22 +150,6 @@ def test_a_training_that_fails_does_not_end_the_others_and_is_tried_again_by_the
     assert main(["tiny.yml", "--trust-file", "--processes", "1"]) == 0
     assert "2 trainings, 1 done" in capsys.readouterr().out
     assert not file.exists()
-
-
-def test_ctrl_c_saves_and_names_the_command_that_goes_on(tmp_path: Path, server: ForkServer) -> None:
-    (tmp_path / "tiny.yml").write_text(TINY.replace("n_timesteps: 320", "n_timesteps: 10000000"))
-    command = ["-m", "marl_sb3.benchmark", "tiny.yml", "--folder", "some where", "--processes", "2"]
-    process = server.run(command, tmp_path / "out", folder=tmp_path)
-    folders = [tmp_path / "some where/arena" / algo / "seed-7" for algo in ("ppo", "slow")]
-    wait_for(lambda: all(folder.exists() and last_result(folder) is not None for folder in folders))
-    process.send_signal(signal.SIGINT)
-    assert process.wait() == 130
-    again = f"continue with: python -m marl_sb3.benchmark tiny.yml --folder {shlex.quote('some where')}"
-    assert again in (tmp_path / "out").read_text().splitlines()
-    for folder in folders:
-        newest = max(path.name for path in (folder / "checkpoints").glob("ckpt-*"))
-        assert newest == f"ckpt-{len(read_results(folder)):06d}"
-        assert not list(folder.parent.glob("*.claim-*"))
 
 
 # --- Claims ----------------------------------------------------------------------------------------------------------
