@@ -199,7 +199,7 @@ class OpenSpielGames(EnvFinder):
     @override
     def meant(self, name: str, mine: Sequence[str]) -> str:
         """Return the id of a game whose name is given alone."""
-        if not _is_installed() or versions_of(name):
+        if not name.replace("_", "").isalnum() or not _is_installed() or versions_of(name):
             return ""
         import pyspiel
 

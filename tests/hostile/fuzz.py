@@ -54,6 +54,7 @@ _NEEDS_POLICIES = "was made of classes or functions: pass `policies`"  # the one
 _ODD_CHARACTERS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]")
 # What our own code, or Gymnasium for an env that it knows, imports when it is first needed.
 _LATE = ("marl_sb3.core.envs.converted", "gymnasium.envs.classic_control.cartpole", "pygame")
+_LATE += ("marl_sb3.envs.open_spiel",)
 
 
 @dataclass
