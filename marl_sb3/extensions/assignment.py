@@ -16,7 +16,7 @@ from marl_sb3.core.acting.actor import Acted, Actor
 from marl_sb3.core.mapping import PolicyMapping
 from marl_sb3.core.metrics.episodes import Episode, EpisodeTracker
 from marl_sb3.core.state.randomness import preserve_rng
-from marl_sb3.core.state.state import AS_COUNTS, State, StateReader
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.training.runner import LocalRunner
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.observations import AgentGroup
@@ -427,7 +427,7 @@ class AssignedRunner(LocalRunner):
     def _read(self, state: StateReader, num_envs: int) -> Callable[[], None]:
         """Check the state of the assignment; with another number of envs, episodes are counted from 0 on."""
         state.require_names(["seed", "episodes", "plays", "own"])
-        seed, episodes = state.integer("seed"), state.array("episodes", np.int64, (num_envs,), *AS_COUNTS)
+        seed, episodes = state.integer("seed"), state.counts("episodes", (num_envs,))
         plays = state.array("plays", np.int64, (num_envs, len(self._candidates)), self._lowest)
         most = np.array([len(own) for own in self._candidates.values()])
         if (plays >= most).any():

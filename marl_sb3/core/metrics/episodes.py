@@ -294,7 +294,7 @@ class EpisodeTracker(Stateful):
         "lengths": array("lengths", *AS_COUNTS),
         "running_s": Field(
             lambda self: time.perf_counter() - self.started_s,
-            lambda self, state, name: state.array(name, np.float64, self.started_s.shape, *AS_SUMS),
+            lambda self, state, name: state.sums(name, self.started_s.shape),
             lambda self, running_s: setattr(self, "started_s", time.perf_counter() - running_s),
         ),
         "custom": part("accumulators"),
@@ -335,16 +335,16 @@ class EpisodeTracker(Stateful):
         return np.array(numbers, np.int64).reshape(len(numbers), len(self._agents))
 
     def _read_finished(self, state: StateReader) -> Commit:
-        env_index, added = state.array("env_index", np.int64, (None,), *AS_COUNTS), state.strings("added")
+        env_index, added = state.counts("env_index", (None,)), state.strings("added")
         n, agents, names = len(env_index), self._agents, [*self.custom_metrics, *added]
         played = state.array("played", np.int64, (n, len(agents)), 0).tolist() if self._candidates else []
         columns = (
             env_index,
-            state.array("length", np.int64, (n,), *AS_COUNTS),
+            state.counts("length", (n,)),
             state.sums_or_nan("agent_returns", (n, len(agents))),
-            state.array("agent_steps", np.int64, (n, len(agents)), *AS_COUNTS),
+            state.counts("agent_steps", (n, len(agents))),
             state.sums_or_nan("custom", (n, len(names))),
-            state.array("duration_s", np.float64, (n,), *AS_SUMS),
+            state.sums("duration_s", (n,)),
         )
         policies = (
             [self._policies_of(numbers, state) for numbers in played] if self._candidates else n * [self._policy_of]

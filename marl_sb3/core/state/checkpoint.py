@@ -59,7 +59,7 @@ def versions() -> dict[str, str]:
     """Return version by package; with other versions, a resumed run may not be exact."""
     others = ("stable-baselines3", "torch", "numpy", "gymnasium")
     # Not by its metadata: a checkout that is not installed has none.
-    return {"marl_sb3": marl_sb3.__version__, **dict(zip(others, map(version, others), strict=True))}
+    return {"marl_sb3": marl_sb3.__version__, **{name: version(name) for name in others}}
 
 
 # --- Tensors ---------------------------------------------------------------------------------------------------------

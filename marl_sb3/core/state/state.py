@@ -130,7 +130,8 @@ class StateReader:
     def listed(self, name: str, length: int | None = None) -> StateReader:
         """A reader of the items of a list, by their numbers; see `items`."""
         items = self.items(name, length)
-        return StateReader(dict(zip(map(str, range(len(items))), items, strict=True)), f"{self.where}/{name}")
+        numbered = {str(number): item for number, item in enumerate(items)}
+        return StateReader(numbered, f"{self.where}/{name}", self.num_envs)
 
     def strings(self, name: str) -> list[str]:
         """A list of printable strings."""
@@ -158,10 +159,18 @@ class StateReader:
         copied: Array = value.copy()
         return copied
 
+    def counts(self, name: str, shape: Sequence[int | None]) -> Array:
+        """An array of counts: int64, not negative."""
+        return self.array(name, np.int64, shape, *AS_COUNTS)
+
+    def sums(self, name: str, shape: Sequence[int | None]) -> Array:
+        """An array of sums: float64, small enough to be added up."""
+        return self.array(name, np.float64, shape, *AS_SUMS)
+
     def sums_or_nan(self, name: str, shape: Sequence[int | None]) -> Array:
         """An array of sums, with NaN where there is none; see `without_nan`."""
         saved = self.fields(name)
-        numbers = saved.array("numbers", np.float64, shape, *AS_SUMS)
+        numbers = saved.sums("numbers", shape)
         return np.where(saved.array("known", np.bool_, numbers.shape), numbers, np.nan)
 
     def like(self, name: str, own: Any, lowest: float | None = None, highest: float | None = None) -> Any:

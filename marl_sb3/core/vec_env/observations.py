@@ -59,7 +59,7 @@ class AgentLayout:
 
     def flags(self, agents: Collection[AgentID]) -> BoolArray:
         """Return (A,) bool: True for these agents."""
-        return np.array(list(map(agents.__contains__, self.possible_agents)), dtype=np.bool_)
+        return np.array([agent in agents for agent in self.possible_agents], dtype=np.bool_)
 
     def flagged(self, flags: BoolArray) -> list[AgentID]:
         """Return the agents that are marked in `flags`, (A,)."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.core.state.state import AS_COUNTS, MAX_SEED, State, StateReader, is_plain
+from marl_sb3.core.state.state import MAX_SEED, State, StateReader, is_plain
 from marl_sb3.core.vec_env.observations import AgentGroup, AgentLayout, stacked, taken, zero_observations
 from marl_sb3.errors import CheckpointError, ConfigError, refuse, shown
 from marl_sb3.types import Array, BoolArray, Observations
@@ -247,8 +247,8 @@ def read_envs(state: StateReader, groups: Sequence[AgentGroup], num_envs: int) -
         CheckpointError: they are not those of such envs.
     """
     apart = isinstance(state.value("own"), list)
-    counts = ("episodes", "steps" if apart else "episode_steps")
-    episodes, steps = (state.array(name, np.int64, (num_envs,), *AS_COUNTS) for name in counts)
+    episodes = state.counts("episodes", (num_envs,))
+    steps = state.counts("steps" if apart else "episode_steps", (num_envs,))
     to_act = state.array("to_act", np.bool_, (num_envs, sum(len(group.agents) for group in groups)))
     if not to_act.any(axis=1).all():
         raise state.error("to_act", to_act, "an agent that acts in every env")

@@ -13,7 +13,7 @@ from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env
 from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
-from marl_sb3.core.state.state import AS_COUNTS, State, StateReader
+from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.seeding import episode_seed
 from marl_sb3.doors import STEPPED_ELSEWHERE, VECTORIZERS
@@ -96,9 +96,7 @@ class MaskedBatch(BatchedEnv):
         return {"seeds": self.seeds, "steps": self.steps}
 
     def set_state(self, state: StateReader) -> None:
-        self.seeds, self.steps = (
-            state.array(name, np.int64, (self.num_envs,), *AS_COUNTS) for name in ("seeds", "steps")
-        )
+        self.seeds, self.steps = (state.counts(name, (self.num_envs,)) for name in ("seeds", "steps"))
 
 
 def expected_masks(vec: MultiAgentVecEnv, seeds: Sequence[Sequence[int]]) -> list[Any]:
