@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -28,7 +29,7 @@ from marl_sb3.signals import ENDS_WITH_INPUT
 from marl_sb3.systems import ENDED_BY_SIGNAL, apart, ask_to_end
 
 POLL_S = 0.2  # time between looks at the training runs
-MOST_DEATHS = 3  # of processes in a row
+MOST_DEATHS = 3  # of processes in a row that take the place of one another
 SETTINGS_FILE = "settings.yaml"
 _DONE = 0  # exit code of the command
 _INTERRUPTED = (130, *ENDED_BY_SIGNAL)  # by a signal while it trained, or while it started
@@ -53,7 +54,7 @@ class Jobs:
         self.at_once, self.cores = at_once, max(1, available_cores() // at_once)
         self.is_ending = False
         self._grace_s, self._kill_at_s = grace_s, math.inf
-        self._deaths = 0  # of processes in a row
+        self._deaths: Counter[Path] = Counter()  # of processes in a row that write to a log
         self._pipe = -1  # which has an end when this process does; see `end_with_parent`
 
     def run(self, jobs: Sequence[Callable[[], None]], look: Callable[[], None], poll_s: float) -> None:
@@ -145,11 +146,11 @@ class Jobs:
         """Note how the process of a job has ended; returns in words that too many have died in a row; else None.
 
         Args:
-            log: of the process.
+            log: of the process, and of those that take its place.
             how: it has died before its work was done; None: it has done its work.
         """
-        self._deaths = 0 if how is None else self._deaths + 1
-        if self._deaths <= MOST_DEATHS or self.is_ending:
+        self._deaths[log] = 0 if how is None else self._deaths[log] + 1
+        if self._deaths[log] <= MOST_DEATHS or self.is_ending:
             return None
         return f"worker processes end with {how} again and again, the last one saying {last_line(log)!r}; see {log}"
 

@@ -13,6 +13,7 @@ from small_runs import assert_same_runs
 import marl_sb3
 from marl_sb3.errors import ConfigError
 from marl_sb3.results.result_log import last_result, read_results
+from marl_sb3.runs.jobs import MOST_DEATHS, Jobs
 from marl_sb3.train import main
 
 TINY = ["arena", "--n-envs", "2", "--timesteps", "120", "--policies", "per_agent"]
@@ -94,6 +95,18 @@ def test_what_is_wrong_is_refused_before_anything_is_written(
 ) -> None:
     assert message in refusal(main, ["arena", *options.split()], capsys)
     assert list(in_tmp.iterdir()) == []
+
+
+def test_processes_fail_only_where_one_after_the_other_dies(tmp_path: Path) -> None:
+    """All may be killed at a time, as where memory is short."""
+    jobs, logs = Jobs(8), [tmp_path / str(number) for number in range(8)]
+    logs[0].write_text("killed")
+    assert {jobs.note_end(log, "signal SIGKILL") for log in logs} == {None}
+    words = [jobs.note_end(logs[0], "signal SIGKILL") for _ in range(MOST_DEATHS)]
+    assert str(words[-1]).startswith(
+        "worker processes end with signal SIGKILL again and again, the last one saying 'kill"
+    )
+    assert set(words[:-1]) == {None}
 
 
 def test_the_function_trains_one_run(in_tmp: Path) -> None:
