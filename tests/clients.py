@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from marl_sb3.core.vec_env.make import make_vec_env
@@ -46,13 +46,18 @@ class Simulator(threading.Thread):
         env: what it steps.
         vec_env: whose clients it is one of.
         before_step: is called with the number of env steps so far; it may take time, or raise to end the thread.
+        leaves_at: numbers of its env steps, before which it gives up the episode.
     """
 
     def __init__(
-        self, env: Any, vec_env: ExternalVecEnv, before_step: Callable[[int], None] = lambda steps: None
+        self,
+        env: Any,
+        vec_env: ExternalVecEnv,
+        before_step: Callable[[int], None] = lambda steps: None,
+        leaves_at: Collection[int] = (),
     ) -> None:
         super().__init__(daemon=True)
-        self.env, self.vec_env, self.before_step = env, vec_env, before_step
+        self.env, self.vec_env, self.before_step, self.leaves_at = env, vec_env, before_step, leaves_at
         self.steps = 0
         self.errors: list[str] = []
 
@@ -79,8 +84,11 @@ class Simulator(threading.Thread):
             if answer.error is not None:
                 raise answer.error
             self.before_step(self.steps)
-            seen, rewards, terminated, truncated, infos = self.env.step(dict(answer.actions))
             self.steps += 1
+            if self.steps in self.leaves_at:
+                self.vec_env.give_up(episode_id, "it leaves")
+                return
+            seen, rewards, terminated, truncated, infos = self.env.step(dict(answer.actions))
             shown = {
                 agent for agent in seen if agent in self.env.agents or terminated.get(agent) or truncated.get(agent)
             }

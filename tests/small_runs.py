@@ -10,6 +10,7 @@ from run_records import differences_in_training, json_rows
 
 import marl_sb3
 from marl_sb3 import MultiAgentCallback
+from marl_sb3.results.result_log import last_result
 
 SMALL = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15, "policy_kwargs.net_arch": [8]}
 # Two runs are the same in what they have learned and logged, whatever their settings, and however often callbacks of a
@@ -54,3 +55,5 @@ def rows(folder: str) -> list[dict[str, Any]]:
 def assert_same_runs(one: str, other: str) -> None:
     found = [each for each in differences_in_training(Path(one), Path(other)) if not each.startswith(NOT_LEARNED)]
     assert not found, "\n".join(found)
+    ended = [last_result(Path(each)) or {} for each in (one, other)]
+    assert ended[0].get("fault_tolerance") == ended[1].get("fault_tolerance")

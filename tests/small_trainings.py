@@ -6,9 +6,13 @@ from typing import Any
 
 import numpy as np
 import stable_baselines3
-from toy_envs import NoisyEnv
+import torch as th
+from gymnasium import spaces
+from toy_envs import NoisyEnv, SampledEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
+from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.core.learners.spec import hyperparameter_defaults
 from marl_sb3.core.state.state import StateReader
 
 SMALL = {"n_steps": 24, "batch_size": 16, "n_epochs": 2, "device": "cpu"}
@@ -57,6 +61,28 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 def build(case: str, **settings: Any) -> MultiAgentAlgorithm:
     make, options = CASES[case]
     return MultiAgentAlgorithm(make(), **{**SMALL, **options, **settings})
+
+
+def trained_by(
+    name: str, space: spaces.Space[Any], policy: str, network: dict[str, Any], changes: str, **processing: Any
+) -> MultiAgentAlgorithm:
+    """A short training by any algorithm, in which some weights change that have `changes` in their names."""
+    info = algorithm_info(name)
+    replay = "learning_starts" in hyperparameter_defaults(info.algorithm_class)
+    settings = {"n_steps": 4} if "a2c" in name else {"n_steps": 4, "batch_size": 4}
+    if replay:
+        settings = {"learning_starts": 0, "train_freq": 2, "batch_size": 2, "buffer_size": 9}
+    network = {**network, "lstm_hidden_size": 4} if "recurrent" in name else network
+    spec = PolicySpec(info.algorithm_class, policy, policy_kwargs=network, **processing, **settings)
+    forces = replay and "dqn" not in name and name not in ("vdn", "qmix")
+    actions = spaces.Box(-1, 1, (1,)) if forces else spaces.Discrete(3)
+    env = make_vec_env(SampledEnv, observation_space=space, action_space=actions, masked=info.takes_masks)
+    algorithm = MultiAgentAlgorithm(env, {"shared": spec}, n_steps=4, seed=1, device="cpu")
+    before = {key: value.clone() for key, value in algorithm.policies["shared"].policy.state_dict().items()}
+    algorithm.train_iteration()
+    after = algorithm.policies["shared"].policy.state_dict()
+    assert any(changes in key and not th.equal(value, after[key]) for key, value in before.items())
+    return algorithm
 
 
 def tensors_of(algorithm: MultiAgentAlgorithm) -> list[Any]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from small_trainings import trained_by
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import get_flattened_obs_dim
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
@@ -209,23 +210,4 @@ def test_images_for_a_policy_without_convolutions_are_mentioned_once(
 @pytest.mark.parametrize("name", WITH_CNN)
 def test_images_go_through_convolutions_in_every_algorithm_that_has_them(name: str) -> None:
     """All but CrossQ, for which sb3-contrib has none."""
-    algorithm = algorithm_info(name).algorithm_class
-    replay = "learning_starts" in marl_sb3.core.learners.spec.hyperparameter_defaults(algorithm)
-    settings: dict[str, Any] = {"n_steps": 4}
-    if replay:
-        settings = {"learning_starts": 0, "train_freq": 2, "batch_size": 2, "buffer_size": 9}
-    elif "a2c" not in name:
-        settings["batch_size"] = 4
-    network = {**TINY_CNN, "lstm_hidden_size": 4} if "recurrent" in name else TINY_CNN
-    spec = PolicySpec(algorithm, "CnnPolicy", policy_kwargs=network, **settings)
-    action_space = (
-        spaces.Box(-1, 1, (1,)) if replay and "dqn" not in name and name not in ("vdn", "qmix") else spaces.Discrete(3)
-    )
-    masked = algorithm_info(name).takes_masks
-    env = make_vec_env(SampledEnv, observation_space=IMAGES, action_space=action_space, masked=masked)
-    algo = MultiAgentAlgorithm(env, {"shared": spec}, n_steps=4, seed=1, device="cpu")
-    before = {name: value.clone() for name, value in algo.policies["shared"].policy.state_dict().items()}
-    algo.train_iteration()
-    after = algo.policies["shared"].policy.state_dict()
-    changed = {name for name, value in before.items() if not th.equal(value, after[name])}
-    assert any("features_extractor.cnn.0" in name for name in changed)
+    trained_by(name, IMAGES, "CnnPolicy", TINY_CNN, "features_extractor.cnn.0")

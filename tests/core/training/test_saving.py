@@ -48,7 +48,7 @@ def scramble() -> None:
     th.manual_seed(97)
 
 
-def test_equal_trainings_save_equal_states(tmp_path: Path) -> None:
+def test_equal_trainings_save_equal_states() -> None:
     """Whatever others draw from the spaces of the env; a network for images draws a sample, too."""
     image, states = spaces.Box(0, 255, (36, 36, 1), np.uint8), []
     for _ in range(2):

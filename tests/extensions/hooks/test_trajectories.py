@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import stable_baselines3
 import torch as th
-from clients import Simulator, answered, external
+from clients import Simulator, external
 from gymnasium import spaces
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -30,7 +30,6 @@ from turn_env import TurnEnv, turn_env_plans
 from turn_plans import env_plans
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, Trajectory, make_vec_env
-from marl_sb3.envs.external import StepReport
 from marl_sb3.extensions.hooks.rewriting import TrajectoryRewriter, _EnvSteps
 
 GAMMA, LAMBDA, VALUE = 0.7, 0.6, 2.5
@@ -448,37 +447,11 @@ REPLAYED = {"policies": st.sampled_from(["shared", "per_agent"]), "kind": st.sam
 # --- Clients that step their envs at their own pace -------------------------------------------------------------------
 
 
-class Client(Simulator):
-    """Leaves some episodes in the middle.
-
-    Args:
-        leaves_at: numbers of its env steps at which it gives up the episode.
-        waits: how long it is silent before each env step.
-    """
-
-    def __init__(self, env: Any, vec_env: Any, leaves_at: set[int], waits: float) -> None:
-        super().__init__(env, vec_env)
-        self.leaves_at, self.waits = leaves_at, waits
-
-    def _play(self, episode_id: str, seen: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
-        answer = answered(self.vec_env, episode_id, StepReport({a: seen[a] for a in self.env.agents}, infos=infos))
-        while not answer.over and answer.error is None:
-            if self.waits:
-                threading.Event().wait(self.waits)
-            self.steps += 1
-            if self.steps in self.leaves_at:
-                self.vec_env.give_up(episode_id, "it leaves")
-                return
-            seen, paid, terminated, truncated, infos = self.env.step(dict(answer.actions))
-            ended = {agent for agent in paid if terminated[agent] or truncated[agent]}
-            shown = {agent: seen[agent] for agent in seen if agent in {*self.env.agents, *ended}}
-            answer = answered(self.vec_env, episode_id, StepReport(shown, paid, terminated, truncated, infos))
-
-
 def check_clients(plans: Any, algo: str, slots: int, leaves: set[int], share: float) -> int:
     envs = [Telling(plans=plans, env_index=index) for index in range(len(plans))]
     vec_env = external(envs[0], slots)
-    clients = [Client(env, vec_env, leaves, 0.0005 * index) for index, env in enumerate(envs)]
+    waits = [partial(lambda seconds, _: threading.Event().wait(seconds), 0.0005 * index) for index in range(len(envs))]
+    clients = [Simulator(env, vec_env, wait, leaves) for env, wait in zip(envs, waits, strict=True)]
     for client in clients:
         client.start()
     try:
@@ -707,15 +680,19 @@ FAULTS: Mapping[str, tuple[Any, str, str]] = {
     "steps of all envs": (
         TrajectoryRewriter.after_step, "np.flatnonzero(step.stepped).tolist()", "range(len(self._envs))"
     ),
-    "actions of the latest step": (
-        TrajectoryRewriter.before_step, "env.acted is None or step.to_act[index].any()", "True"
-    ),
-    "given up, not shown": (TrajectoryRewriter.give_up, "if noted.held[row]:", "if False:"),
+    "actions of the latest step": (TrajectoryRewriter.before_step, "env.acted is None or any(acting)", "True"),
+    "given up, not shown": (TrajectoryRewriter.give_up, "if noted.held.get(row):", "if False:"),
     "bootstrap of what is given up shown": (TrajectoryRewriter.give_up, "elif lost is not None and", "elif 0 and"),
     "forgotten too early": (_EnvSteps.forget, "< needed", "<= needed"),
     "old observations": (TrajectoryRewriter._show_held, "own[:-1] = given[1:]", "pass"),
     "truncated unknown": (TrajectoryRewriter.shown, "truncated=turns[-1].truncated", "truncated=False"),
 }  # fmt: skip
+
+
+def test_faults_can_be_planted() -> None:
+    assert [
+        name for name, (function, right, _) in FAULTS.items() if inspect.getsource(function).count(right) != 1
+    ] == []
 
 
 @pytest.mark.proof
