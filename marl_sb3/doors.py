@@ -185,7 +185,7 @@ class Store(Protocol):
 
     Of the stores that take a path, the one that was added last writes and reads it. What is read equals what was
     written to the last bit, `-0.0` and the dtypes of arrays too; tuples are read as lists. Tensors may be read when
-    they are accessed, by a `marl_sb3.core.state.checkpoint.TensorFile`. What is not finite is not written, and what is
+    they are accessed, by a `marl_sb3.core.state.state.TensorFile`. What is not finite is not written, and what is
     damaged is refused before anything of it is used. A write that fails leaves what was there before.
     `tests/extensions/store/test_stores.py` checks all of it.
     """

@@ -19,8 +19,7 @@ from marl_sb3.core.metrics.episodes import Episode, EpisodeTracker
 from marl_sb3.core.processing.processing import Processing
 from marl_sb3.core.processing.rows import process_rows
 from marl_sb3.core.sb3.tensors import weight_forms
-from marl_sb3.core.state.checkpoint import TensorFile
-from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.state.state import State, StateReader, TensorFile
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.observations import taken
 from marl_sb3.core.vec_env.seeding import Stream, spawned

@@ -13,7 +13,8 @@ from typing_extensions import override
 from marl_sb3.core.metrics.episodes import Episode
 from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.sb3.tensors import read_weights, reset_optimizers, weights
-from marl_sb3.core.state.checkpoint import TensorFile, store_of
+from marl_sb3.core.state.checkpoint import store_of
+from marl_sb3.core.state.state import TensorFile
 from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.core.training.callback import TrainingWatcher
 from marl_sb3.core.vec_env.step import VecStep

@@ -15,8 +15,8 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from typing_extensions import override
 
 from marl_sb3.core.off_policy.replay import TransitionBuffer, Transitions
-from marl_sb3.core.state.checkpoint import TensorFile
 from marl_sb3.core.state.fields import Fields, array
+from marl_sb3.core.state.state import TensorFile
 from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.errors import CheckpointError, EnvError
 from marl_sb3.types import AgentID, Array, BoolArray, GoalRewards

@@ -17,9 +17,8 @@ from marl_sb3.core.acting.actor import Acted, Actor, Observed
 from marl_sb3.core.envs.converted import MASK
 from marl_sb3.core.experience import Experience
 from marl_sb3.core.sb3.private import after_step, set_progress_remaining
-from marl_sb3.core.state.checkpoint import Form, TensorFile
 from marl_sb3.core.state.fields import Commit, Fields, Stateful, array, part, scalar
-from marl_sb3.core.state.state import MAX_COUNT, StateReader
+from marl_sb3.core.state.state import MAX_COUNT, Form, StateReader, TensorFile
 from marl_sb3.core.vec_env.masks import mask_fault
 from marl_sb3.core.vec_env.observations import joined_observations, map_arrays, pairs, with_rows, zeros
 from marl_sb3.core.vec_env.slot_states import require_categories, require_observed

@@ -17,8 +17,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from torch.utils.hooks import RemovableHandle
 
 from marl_sb3.core.sb3.private import torch_members
-from marl_sb3.core.state.checkpoint import Form, TensorFile
-from marl_sb3.core.state.state import State, StateReader, is_plain
+from marl_sb3.core.state.state import Form, State, StateReader, TensorFile, is_plain
 from marl_sb3.errors import CheckpointError
 from marl_sb3.types import Array
 

@@ -7,18 +7,18 @@ expected before any number is read.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 import marl_sb3
-from marl_sb3.core.state.state import State, StateReader, is_finite
+from marl_sb3.core.state.state import Form, State, StateReader, TensorFile, is_finite
 from marl_sb3.doors import STORES, Store
 from marl_sb3.errors import CheckpointError, NumericError
 from marl_sb3.types import Array
@@ -71,71 +71,6 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     **{f"F{8 * size}": np.dtype(f"f{size}") for size in (2, 4, 8)},
     "BOOL": np.dtype(np.bool_),
 }
-
-
-class Form(NamedTuple):
-    """Dtype and shape of a tensor."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its numbers."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def __str__(self) -> str:
-        return f"{self.dtype} {self.shape}"
-
-
-class TensorFile(Mapping[str, Array]):
-    """Tensors in a file of their own, which is untrusted. These are in memory; a store may read its own when asked.
-
-    Args:
-        name: that of the file, without suffix, for messages.
-        arrays: the tensors by name.
-    """
-
-    def __init__(self, name: str, arrays: Mapping[str, Array]) -> None:
-        self.name, self._arrays = name, arrays
-        # dtype and shape of each, which are known before a number is read
-        self.forms: Mapping[str, Form] = {key: Form(array.dtype, array.shape) for key, array in arrays.items()}
-
-    def load(self, names: Iterable[str] | None = None) -> dict[str, Array]:
-        """Return copies of some tensors, or of all, in memory.
-
-        Raises:
-            CheckpointError: they are damaged.
-        """
-        return {name: self._arrays[name].copy() for name in names or self.forms}
-
-    def pieces(self, name: str) -> Iterator[tuple[int, Array]]:
-        """Yield slices of a tensor's first axis, each with the index where it begins: it may be a large file's."""
-        yield 0, self._arrays[name]
-
-    def __getitem__(self, name: str) -> Array:
-        return self.load([name])[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.forms)
-
-    def __len__(self) -> int:
-        return len(self.forms)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.forms  # Mapping's own would read the tensor
-
-    def require(self, accepted: Mapping[str, Form]) -> None:
-        """Refuse tensors of other names, dtypes or shapes than these, which the policy has; none is read."""
-        for name in self.forms:
-            if name not in accepted:
-                raise CheckpointError(f"{self.name}: {name[:80]!r} is not in the policy as it is built")
-        for name, form in accepted.items():
-            if name not in self.forms:
-                raise CheckpointError(f"{self.name}: {name} is missing")
-            if self.forms[name] != form:
-                words = f"{name} is {self.forms[name]}; accepted: {form}, as the policy is built"
-                raise CheckpointError(f"{self.name}: {words}")
 
 
 def require_storable(file: str, forms: Mapping[str, Form] | Arrays) -> None:

@@ -17,7 +17,7 @@ from marl_sb3.core.off_policy.replay import (
     Transitions,
 )
 from marl_sb3.core.sb3.inference import q_values
-from marl_sb3.core.state.checkpoint import TensorFile
+from marl_sb3.core.state.state import TensorFile
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.fast.replay import DQN, QLearning
 from marl_sb3.extensions.fast.update_path import LearnsInTrainings

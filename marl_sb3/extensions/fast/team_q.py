@@ -25,9 +25,8 @@ from marl_sb3.core.sb3.tensors import (
     read_weights,
     weights,
 )
-from marl_sb3.core.state.checkpoint import TensorFile
 from marl_sb3.core.state.fields import in_order
-from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.state.state import State, StateReader, TensorFile
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.masked_q import MaskedQLearning
 from marl_sb3.extensions.fast.replay import DQN

@@ -24,9 +24,8 @@ from marl_sb3.core.processing.processing import recent_state
 from marl_sb3.core.sb3.private import after_step, set_progress_remaining
 from marl_sb3.core.sb3.tensors import read_weights, weights
 from marl_sb3.core.sb3.traits import trait
-from marl_sb3.core.state.checkpoint import TensorFile
 from marl_sb3.core.state.fields import Fields, Stateful, part, scalar
-from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.state.state import State, StateReader, TensorFile
 from marl_sb3.types import Array, BoolArray
 
 

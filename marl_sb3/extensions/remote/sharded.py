@@ -271,7 +271,7 @@ class InShards:
         sources = {policy_id: learner.experience for policy_id, learner in setup.learners.items()}
         runners = shard_runners(envs.runners, envs.plan.n_shards)
         runner = ShardedRunner(plan, runners, sources, tracker, progress_after, setup.mapping)
-        envs.attach(runner)
+        envs.attach(runner.ask, runner.close)
         return runner
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from typing_extensions import override
 
@@ -17,9 +17,6 @@ from marl_sb3.core.vec_env.make import make_vec_env
 from marl_sb3.core.vec_env.seeding import fresh_seed, shard_seed
 from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.extensions.remote.ray import AnyRunners, RaySettings, either
-
-if TYPE_CHECKING:
-    from marl_sb3.extensions.remote.sharded import ShardedRunner
 
 
 @dataclass(frozen=True)
@@ -116,17 +113,22 @@ class ShardedVecEnv(MultiAgentVecEnv):
         self.num_envs = plan.n_envs
         self.agents, self.groups = probe.agents, probe.groups
         self.metadata, self.render_mode = probe.metadata, probe.render_mode
-        self._runner: ShardedRunner | None = None
+        self._ask: Callable[..., Any] | None = None
+        self._close_shards: Callable[[], None] = lambda: None
         self._example: MultiAgentVecEnv | None = None
 
-    def attach(self, runner: ShardedRunner) -> None:
-        """Let calls go to the shards."""
-        self._runner = runner
+    def attach(self, ask: Callable[..., Any], close: Callable[[], None]) -> None:
+        """Let calls go to the shards.
+
+        Args:
+            ask: does `call` or `configure` with some envs of a shard, see `ShardedRunner.ask`.
+            close: closes the envs of all shards.
+        """
+        self._ask, self._close_shards = ask, close
 
     @override
     def close(self) -> None:
-        if self._runner is not None:
-            self._runner.close()
+        self._close_shards()
         if self._example is not None:
             self._example.close()
             self._example = None
@@ -139,12 +141,12 @@ class ShardedVecEnv(MultiAgentVecEnv):
             return [self._asked_here.call(name, [0], *args, **kwargs)[0] for _ in env_indices]
         results: dict[int, Any] = {}
         for shard, places, inner in self._by_shard(env_indices):
-            results.update(zip(places, self._shards.ask(shard, "call", name, inner, args, kwargs), strict=True))
+            results.update(zip(places, self._asked(shard, "call", name, inner, args, kwargs), strict=True))
         return [results[place] for place in range(len(env_indices))]
 
     def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
         for shard, _, inner in self._by_shard(env_indices):
-            self._shards.ask(shard, "configure", inner, settings)
+            self._asked(shard, "configure", inner, settings)
 
     def _by_shard(self, env_indices: Sequence[int]) -> Iterator[tuple[int, list[int], list[int]]]:
         """Yield each shard that has some of these envs, with their places in the list and their indices in it."""
@@ -161,11 +163,10 @@ class ShardedVecEnv(MultiAgentVecEnv):
                 self._example = self.plan.probe()
         return self._example
 
-    @property
-    def _shards(self) -> ShardedRunner:
-        if self._runner is None:
+    def _asked(self, shard: int, method: str, *arguments: Any) -> Any:
+        if self._ask is None:
             raise VecEnvOrderError("the shards are not there yet; make a MultiAgentAlgorithm of these envs first")
-        return self._runner
+        return self._ask(shard, method, *arguments)
 
     _reset = _refused("reset()")
     _send = _recv = _refused("step()")

@@ -20,8 +20,8 @@ import numpy as np
 import psutil
 from safetensors import SafetensorError, safe_open
 
-from marl_sb3.core.state.checkpoint import DTYPES, Form, TensorFile
-from marl_sb3.core.state.state import is_finite
+from marl_sb3.core.state.checkpoint import DTYPES
+from marl_sb3.core.state.state import Form, TensorFile, is_finite
 from marl_sb3.errors import CheckpointError
 from marl_sb3.files.regular import opened
 from marl_sb3.types import Array

@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from marl_sb3.core.acting.by_agent import PolicyBundle
-from marl_sb3.core.state.checkpoint import Checkpoint, TensorFile
-from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.state.checkpoint import Checkpoint
+from marl_sb3.core.state.state import State, StateReader, TensorFile
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.store.checkpoint_format import parse_json, state_from_json, state_to_json
 from marl_sb3.extensions.store.load import read_bundle

@@ -14,8 +14,7 @@ from toy_envs import SampledEnv, ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.core.off_policy.replay import TransitionReplayBuffer, Transitions, read_resized
-from marl_sb3.core.state.checkpoint import TensorFile
-from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.state.state import StateReader, TensorFile
 from marl_sb3.errors import ConfigError, NumericError
 
 SMALL = {"buffer_size": 100, "learning_starts": 100, "policy_kwargs": {"net_arch": [4]}}

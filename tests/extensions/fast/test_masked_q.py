@@ -16,7 +16,7 @@ from toy_envs import NoisyEnv, ScriptedEnv
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.off_policy.replay import Transitions
-from marl_sb3.core.state.checkpoint import TensorFile
+from marl_sb3.core.state.state import TensorFile
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError
 from marl_sb3.extensions.fast.masked_q import MaskedQLearning
 from marl_sb3.extensions.fast.team_replay import TeamDictReplayBuffer, TeamReplayBuffer

@@ -11,14 +11,8 @@ import numpy as np
 import pytest
 
 import marl_sb3
-from marl_sb3.core.state.checkpoint import (
-    Checkpoint,
-    TensorFile,
-    require_finite,
-    require_storable,
-    store_of,
-)
-from marl_sb3.core.state.state import StateReader
+from marl_sb3.core.state.checkpoint import Checkpoint, require_finite, require_storable, store_of
+from marl_sb3.core.state.state import StateReader, TensorFile
 from marl_sb3.doors import STORES, Store
 from marl_sb3.errors import CheckpointError, ConfigError, NumericError
 from marl_sb3.extensions.store import checkpoint_format
