@@ -8,10 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from crashing_envs import Numbers
 from waiting import is_running, wait_for
+
+from marl_sb3 import make_vec_env
+from marl_sb3.extensions.remote.processes.fork_server import ForkServer
 
 SCRIPT = """
 import os, sys, time
@@ -86,6 +91,28 @@ def test_workers_are_replaced_with_the_process_that_starts_them_and_end_with_it(
     _, errors = main.communicate()
     assert errors.count("has ended: the process that starts workers was killed, in env") >= 2
     wait_for(lambda: not any(map(is_running, replaced)))
+
+
+def test_workers_are_started_again_when_the_process_that_starts_them_is_killed_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, starts = ForkServer.start, 0
+
+    def killed(server: ForkServer, *arguments: Any) -> int:
+        nonlocal starts
+        starts += 1
+        if starts == 2:
+            server._process.kill()
+            server._process.wait()
+        return start(server, *arguments)
+
+    monkeypatch.setattr(ForkServer, "start", killed)
+    vec = make_vec_env(Numbers, n_envs=2, n_workers=2)
+    vec.reset()
+    assert vec.call("step_count", [0, 1]) == [0, 0]
+    assert vec.health is not None
+    assert (vec.health.num_healthy_workers, starts) == (2, 4)
+    vec.close()
 
 
 def test_a_signal_shows_what_the_main_process_and_its_workers_do() -> None:

@@ -195,7 +195,12 @@ class Supervisor:
         """Start all workers; returns what they say about their envs."""
         try:
             for worker in self.workers:
-                worker.start()
+                try:
+                    worker.start()
+                except WorkerRefusedError:
+                    raise
+                except WorkerLostError as error:
+                    _log.debug("%s", error)  # it is started again when it does not answer
             for answer in [self._answer(number, None) for number in range(len(self.workers))]:
                 Worker.result(answer)
             return self.ask_all("facts")
