@@ -8,23 +8,29 @@ from pathlib import Path
 import pytest
 from attempts import Attempt
 from forked import ForkServer
-from kill_harness import Case, train_reference
+from kills import train_reference
+from kinds import KINDS
 
 
 @pytest.fixture(scope="session")
-def reference_of(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Path]:
-    """The run folder of a case, trained when it is first asked for; nobody may write to it."""
-    found: dict[Case, Path] = {}
+def reference_of(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The runs of a kind, trained when they are first asked for; nobody may write to them."""
+    found: dict[str, Path] = {}
 
-    def reference(case: Case) -> Path:
-        if case not in found:
-            found[case] = train_reference(case, tmp_path_factory.mktemp(f"{case}"), server)
-        return found[case]
+    def reference(kind: str) -> Path:
+        if kind not in found:
+            found[kind] = train_reference(KINDS[kind], tmp_path_factory.mktemp(kind), server)
+        return found[kind]
 
     return reference
 
 
 @pytest.fixture
-def attempt(server: ForkServer, reference_of: Callable[[Case], Path], tmp_path: Path) -> Callable[[Case], Attempt]:
-    """The training of a case, which is compared with the one that nobody disturbed."""
-    return lambda case: Attempt(server, tmp_path, case.command(tmp_path), lambda: reference_of(case))
+def attempt(server: ForkServer, reference_of: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Attempt]:
+    """The training of a kind, which is compared with the one that nobody disturbed."""
+
+    def attempt_of(kind: str) -> Attempt:
+        command, *arguments = KINDS[kind].command(tmp_path)
+        return Attempt(server, tmp_path, arguments, lambda: reference_of(kind), command)
+
+    return attempt_of

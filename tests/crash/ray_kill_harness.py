@@ -12,14 +12,15 @@ import argparse
 import hashlib
 import random
 import sys
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
-from campaign import Disturber, Tally, command
+from kills import Tally, command
 
 from marl_sb3 import MultiAgentAlgorithm
 from marl_sb3.extensions.remote.ray import RaySettings
@@ -72,6 +73,36 @@ def processes(name: str = "ray::ServingAct") -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess):
             found += [each] if each.name().startswith(name) else []
     return found
+
+
+class Disturber(threading.Thread):
+    """Disturbs what runs meanwhile, at random moments.
+
+    Args:
+        disturb: called with random numbers; returns the name of what it has done, or None.
+        most: how many times at most.
+        mean_s: mean of the time between two.
+        rng: of the moments.
+    """
+
+    def __init__(
+        self, disturb: Callable[[random.Random], str | None], most: int, mean_s: float, rng: random.Random
+    ) -> None:
+        super().__init__(daemon=True)
+        self.counts: Counter[str] = Counter()
+        self._disturb, self._most, self._mean_s, self._rng = disturb, most, mean_s, rng
+        self._is_over = threading.Event()
+
+    def run(self) -> None:
+        while self.counts.total() < self._most and not self._is_over.wait(self._rng.expovariate(1 / self._mean_s)):
+            if (done := self._disturb(self._rng)) is not None:
+                self.counts[done] += 1
+
+    def end(self) -> Counter[str]:
+        """Stop; returns what was done."""
+        self._is_over.set()
+        self.join()
+        return self.counts
 
 
 class Cluster:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from attempts import Attempt
-from kill_harness import Case
+from kinds import KINDS
 from run_records import contents, differences
 from shims import PLACES, Watched, failer
 from tensorboard.compat.tensorflow_stub.io.gfile import LocalFileSystem
@@ -30,17 +30,17 @@ from marl_sb3.files.regular import append_text
 from marl_sb3.runs import logs
 from marl_sb3.train import main
 
-References = Callable[[Case], Path]
-Attempts = Callable[[Case], Attempt]
+References = Callable[[str], Path]
+Attempts = Callable[[str], Attempt]
 Capture = pytest.CaptureFixture[str]
-CASE = Case("mapped", "batched")
+KIND = "mapped-batched"
 SAVE = PLACES["save"].calls
 
 
 @pytest.fixture
 def run(reference_of: References, tmp_path: Path) -> Path:
     """A finished run of its own."""
-    shutil.copytree(reference_of(CASE), tmp_path / "run")
+    shutil.copytree(reference_of(KIND), tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -244,7 +244,7 @@ def no_space_for(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 def test_a_checkpoint_that_cannot_be_written_is_warned_of_and_the_training_goes_on(attempt: Attempts) -> None:
-    training = attempt(CASE)
+    training = attempt(KIND)
     assert training.begin(fail={"place": "save", "calls": [110, 111], "errno": errno.EIO}).wait() == 0
     assert training.said.startswith("WARNING  no checkpoint of iteration ")
     assert training.said.count("WARNING") <= 2
@@ -255,7 +255,7 @@ def test_a_checkpoint_that_cannot_be_written_is_warned_of_and_the_training_goes_
 def test_a_disk_that_stays_full_ends_the_training_with_an_error_and_with_space_again_it_goes_on(
     attempt: Attempts,
 ) -> None:
-    training = attempt(CASE)
+    training = attempt(KIND)
     assert training.begin(fail={"place": "save", "calls": [110, 10**9], "errno": errno.ENOSPC}).wait() == 1
     run, last = training.run, training.said.splitlines()[-1]
     assert last.startswith(f"error: OSError: [Errno 28] No space left on device: '{run}/checkpoints/.unfinished-")
@@ -312,13 +312,13 @@ def test_what_cannot_be_written_ends_the_training_and_with_space_again_it_goes_o
     run, (fill, left) = tmp_path / "run", FULL[named]
     with monkeypatch.context() as patch:
         fill(patch)
-        assert main([*CASE.command(tmp_path), "--run-dir", str(run)]) == 1
+        assert main(KINDS[KIND].begin(tmp_path, "run")[1:]) == 1
     assert_one_line(capsys, str(run / named))
     if left is not None:
         name = named.removeprefix(".unfinished-")
         assert [path.stat().st_size for path in run.glob(f"*{name}*")] == left
     assert main(["--resume", str(run), "--quiet"]) == 0
-    assert differences(reference_of(CASE), run) == []
+    assert differences(reference_of(KIND), run) == []
 
 
 def test_policies_that_cannot_be_written_either_are_not_what_the_user_is_told(
@@ -326,7 +326,7 @@ def test_policies_that_cannot_be_written_either_are_not_what_the_user_is_told(
 ) -> None:
     no_space_in(monkeypatch, "result.jsonl", capacity=4000)
     monkeypatch.setattr(MultiAgentAlgorithm, "save_policies", lambda *_: 1 / 0)
-    assert main([*CASE.command(tmp_path), "--run-dir", str(tmp_path / "run")]) == 1
+    assert main(KINDS[KIND].begin(tmp_path, "run")[1:]) == 1
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("WARNING  the policies are not saved: ")
     assert said[-1].startswith("error: OSError: [Errno 28]")
@@ -340,7 +340,7 @@ def test_a_run_that_cannot_be_set_up_says_so_and_does_not_stand_in_the_way_of_th
     place: str, reference_of: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     run = tmp_path / "run"
-    command = [*CASE.command(tmp_path), "--run-dir", str(run)]
+    command = KINDS[KIND].begin(tmp_path, "run")[1:]
     with monkeypatch.context() as patch:
         no_space_for(patch, place)
         no_space_in(patch, place, capacity=100)
@@ -350,7 +350,7 @@ def test_a_run_that_cannot_be_set_up_says_so_and_does_not_stand_in_the_way_of_th
     why = "it does not exist" if place == "run" else "it has no config.yaml"
     assert capsys.readouterr().err == f"error: {run} is not a run folder: {why}\n"
     assert main(command) == 0
-    assert differences(reference_of(CASE), run) == []
+    assert differences(reference_of(KIND), run) == []
 
 
 def test_a_folder_with_anything_else_in_it_is_refused(tmp_path: Path, capsys: Capture) -> None:
@@ -358,5 +358,5 @@ def test_a_folder_with_anything_else_in_it_is_refused(tmp_path: Path, capsys: Ca
     run.mkdir()
     (run / ".lock").touch()
     (run / "result.jsonl").touch()
-    assert main([*CASE.command(tmp_path), "--run-dir", str(run)]) == 2
+    assert main(KINDS[KIND].begin(tmp_path, "run")[1:]) == 2
     assert "exists and is not an empty folder" in capsys.readouterr().err

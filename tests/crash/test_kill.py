@@ -11,53 +11,55 @@ from pathlib import Path
 import numpy as np
 import pytest
 from attempts import Attempt, kill
-from campaign import command
 from forked import ForkServer
-from kill_harness import ITERATIONS, N_ENVS, N_STEPS, REFUSAL, Case, Kill, Trial, campaign, plan
+from kills import Kill, Trial, campaign, command, plan
+from kinds import ITERATIONS, KINDS, N_ENVS, N_STEPS, PLAIN, REFUSAL
 from run_records import differences, events
 from shims import GENERATORS
 
 from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
 from marl_sb3.extensions.store.checkpoint_format import read_checkpoint, write_checkpoint
 
-References = Callable[[Case], Path]
-Attempts = Callable[[Case], Attempt]
-BATCHED = Case("shared", "batched")
+References = Callable[[str], Path]
+Attempts = Callable[[str], Attempt]
+BATCHED = "shared-batched"
 LATE = 240  # calls of saves, after some checkpoints
 
-# Ten kills, four of them inside a save, one of them of `python -m marl_sb3.train` itself.
+# Of one process ten, four of them inside a save, one of them of `python -m marl_sb3.train` itself; and of any process.
 PORTIONS = {
     BATCHED: [Kill("save"), Kill("time"), Kill("save", real=True)],
-    Case("mapped", "sync"): [Kill("save"), Kill("cut"), Kill("start")],
-    Case("mapped", "batched"): [Kill("time"), Kill("time")],
-    Case("per_agent", "sync"): [Kill("time"), Kill("save")],
+    "mapped-sync": [Kill("save"), Kill("cut"), Kill("start")],
+    "mapped-batched": [Kill("time"), Kill("time")],
+    "per_agent-sync": [Kill("time"), Kill("save")],
+    "workers-sync": [Kill("any")] * 5,
+    "search": [Kill("any")],
 }
 
 
-@pytest.mark.parametrize("case", PORTIONS, ids=str)
-def test_a_run_that_was_killed_is_the_run_that_was_not(
-    case: Case, server: ForkServer, reference_of: References, tmp_path: Path
+@pytest.mark.parametrize("kind", PORTIONS)
+def test_what_was_killed_leaves_what_nobody_disturbed(
+    kind: str, server: ForkServer, reference_of: References, tmp_path: Path
 ) -> None:
-    kills = PORTIONS[case]
-    tally = Trial(case, reference_of(case), tmp_path, server, random.Random(str(case))).carry_out(kills)
+    kills = PORTIONS[kind]
+    tally = Trial(KINDS[kind], reference_of(kind), tmp_path, server, random.Random(kind)).carry_out(kills)
     assert tally.mismatches == []
     assert tally.counts["kills"] == len(kills)
     assert tally.counts["runs"] >= 1
 
 
 @pytest.mark.parametrize(
-    ("broken", "case", "shows_in"),
+    ("broken", "kind", "shows_in"),
     [
         ("torch", BATCHED, "/tensors/policy-000/"),
-        ("numpy", Case("mapped", "sync"), "/tensors/policy-000/"),
+        ("numpy", "mapped-sync", "/tensors/policy-000/"),
         ("env", BATCHED, "/state/env/"),
     ],
 )
 def test_a_generator_that_is_not_brought_back_is_found_out(
-    broken: str, case: Case, shows_in: str, attempt: Attempts
+    broken: str, kind: str, shows_in: str, attempt: Attempts
 ) -> None:
     assert broken in GENERATORS
-    training = attempt(case)
+    training = attempt(kind)
     assert training.begin(**kill("save", LATE)).wait() == -9
     assert training.resume(**{"break": broken}) == 0
     assert shows_in in "\n".join(training.differences())
@@ -108,15 +110,17 @@ def test_what_a_killed_save_leaves_goes_with_the_next_and_is_never_a_checkpoint(
 
 
 @pytest.mark.proof
-def test_a_hundred_kills_change_nothing() -> None:
-    assert command(campaign, [], kills=100) == 0
+def test_two_hundred_kills_change_nothing() -> None:
+    assert command(campaign, [], kills=200) == 0
 
 
-def test_a_plan_has_a_third_of_its_kills_inside_saves() -> None:
-    kinds = [kill.kind for portion in plan(100, random.Random(0)) for kill in portion]
-    assert len(kinds) == 100
-    assert kinds.count("save") == 34
-    assert set(kinds) == {"save", "cut", "start", "time"}
+def test_a_plan_has_kills_of_all_kinds_and_a_third_of_those_of_one_process_inside_saves() -> None:
+    portions = list(plan(1000, random.Random(0)))
+    assert sum(len(kills) for _, kills in portions) == 1000
+    assert {kind for kind, _ in portions} == {*KINDS}
+    hows = [kill.how for kind, kills in portions for kill in kills if kind in PLAIN]
+    assert {*hows} == {"save", "cut", "start", "time"}
+    assert hows.count("save") == pytest.approx(len(hows) / 3, rel=0.1)
 
 
 # --- The comparison itself -------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import pytest
 pytest.importorskip("ray")
 import psutil
 import ray_kill_harness as harness
-from campaign import command
+from kills import command
 from waiting import wait_for
 
 import marl_sb3
