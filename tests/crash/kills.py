@@ -36,7 +36,9 @@ CALLS_OF_A_SAVE = 74  # roughly, with one policy
 START_S = {True: 4.0, False: 0.2}  # roughly, until the first iteration is done; of a real process, and of a forked one
 ITERATION_S = 0.04  # roughly
 MOST_STARTS = 200
-ENDED = (-signal.SIGKILL, 130)  # by a kill, by an interruption
+_LATE, _OF_COMMAND = 0.8, 0.3  # share of kills after the command has started processes; share of those that hit it
+# by a kill, by an interruption; a process that has just begun is ended by the signal itself
+ENDED = (-signal.SIGKILL, 130, -signal.SIGTERM, -signal.SIGINT)
 
 
 @dataclass
@@ -158,27 +160,29 @@ class Trial:
         time.sleep(START_S[kill.real] / 2 if kill.how == "any" else 0.0)
         while kill.how == "any" and kill in left:
             over_s = time.monotonic() + self._rng.expovariate(1 / self._kind.mean_s)
+            needs_others = self._rng.random() < _LATE
             while process.poll() is None and time.monotonic() < over_s:
-                time.sleep(0.002)
+                time.sleep(0.01)
+            while process.poll() is None and needs_others and not self._others(process):
+                time.sleep(0.01)
             if process.poll() is not None:
                 return
-            victims = {each.pid: each for each in processes_in(self._folder)}
-            victim = self._rng.choice(sorted({process.pid, *victims}))
+            others = self._others(process)
+            victim = process.pid if not others or self._rng.random() < _OF_COMMAND else self._rng.choice(sorted(others))
             is_command = victim == process.pid
-            signals = (
-                [signal.SIGTERM, signal.SIGINT] if is_command else [signal.SIGSTOP] * self._may_stop(victims[victim])
-            )
+            signals = [signal.SIGTERM, signal.SIGINT] if is_command else []
+            with suppress(psutil.NoSuchProcess):  # workers that hang are replaced at once, and what starts them is not
+                if self._kind.may_hang and not is_command and others[victim].ppid() in others:
+                    signals = [signal.SIGSTOP]
             number = self._rng.choice([signal.SIGKILL, *signals])
             with suppress(ProcessLookupError):
                 os.kill(victim, number)
                 left.remove(kill)
                 yield f"{signal.Signals(number).name} of {'the command' if is_command else 'another'}"
 
-    def _may_stop(self, process: psutil.Process) -> bool:
-        """Whether a process that hangs is replaced: one that starts others is not."""
-        with suppress(psutil.NoSuchProcess):
-            return self._kind.may_hang and not process.children()
-        return False
+    def _others(self, command: Any) -> dict[int, psutil.Process]:
+        """The processes of the command but for its own, by number."""
+        return {each.pid: each for each in processes_in(self._folder) if each.pid != command.pid}
 
     # --- What a user does next ---
 
