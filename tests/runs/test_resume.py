@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from odd_files import content
 from small_runs import assert_same_runs, broken, crash, rows, start
-from toy_envs import ScriptedEnv
+from state_envs import Forgetful
 
 import marl_sb3
 from marl_sb3 import MultiAgentCallback
@@ -236,24 +236,11 @@ def test_a_run_starts_from_the_newest_of_a_folder_and_notes_which(in_tmp: Path) 
 # --- What is not exact -----------------------------------------------------------------------------------------------
 
 
-class Moody(ScriptedEnv):
-    """Counts its games over the process: no seed brings them back."""
-
-    games = 0
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        type(self).games += 1
-        return super().reset(seed, options)
-
-    def observation(self, agent: str) -> np.ndarray:
-        return super().observation(agent) + type(self).games
-
-
 def test_a_resume_that_is_not_exact_is_marked(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
-    broken("run", env=Moody)
-    with pytest.raises(ConfigError, match=r"wants to import test_resume:Moody: if you trust"):
+    broken("run", env=Forgetful)
+    with pytest.raises(ConfigError, match=r"wants to import state_envs:Forgetful: if you trust"):
         resume_run("run")  # code of the user's own has to be named
-    run = marl_sb3.train("test_resume:Moody", resume="run")
+    run = marl_sb3.train("state_envs:Forgetful", resume="run")
     assert run.algorithm.num_timesteps == 320
     message = "inexact resume: env 0: the same seed and actions led to a different state"
     assert message in [record.getMessage() for record in caplog.records]
@@ -300,8 +287,8 @@ def test_a_complete_run_stays_as_it_is(
         ({"timesteps": -5}, "--timesteps is -5; accepted with --resume: an integer of at least 1"),
         ({"env": "CartPole-v1"}, "the env does not take these arguments: "),
         *(
-            ({"settings": settings}, message)
-            for settings, message in [
+            ({"settings": settings}, words)
+            for settings, words in [
                 ({"env.height": 6}, "--set env.height: env.height cannot change in a run that goes on: its state "),
                 ({"n_steps": 10}, "--set n_steps: n_steps cannot change in a run that goes on: "),
                 ({"net_arch": [9]}, "policy_kwargs cannot change in a run that goes on: "),
@@ -348,16 +335,6 @@ def test_a_phase_may_change_what_a_resume_may(settings: dict[str, Any], message:
     with pytest.raises(ConfigError, match=message):
         marl_sb3.train(hparams={"arena": file}, run_dir="run")
     assert not Path("run").exists()
-
-
-def test_a_run_that_is_training_is_not_resumed_beside(in_tmp: Path) -> None:
-    class Beside(MultiAgentCallback):
-        def on_iteration_logged(self, result: dict[str, Any]) -> None:
-            with pytest.raises(ConfigError, match="run is in use: another process is training this run"):
-                resume_run("run")
-
-    start("run", iterations=2, callback=[Beside()])
-    resume_run("run").files.unlock()
 
 
 @pytest.mark.parametrize(

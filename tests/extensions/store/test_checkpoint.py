@@ -140,6 +140,10 @@ BAD = {
     "a list": (as_state(b"[]"), "state.json is not a mapping"),
     "an unknown array": (as_state(b'{"a": {"$array": "x"}}'), "refers to an array that"),
     "a pickle": (lambda f: rewrite(f, WEIGHTS, b"\x80\x04N."), f"{WEIGHTS} is not a valid safetensors file"),
+    "a huge header": (
+        lambda f: rewrite(f, WEIGHTS, (2**40).to_bytes(8, "little") + (f / WEIGHTS).read_bytes()[8:]),
+        f"{WEIGHTS} is not a valid safetensors file",
+    ),
     "a tensor of NaN": (tensor("F32", [1], b"\xff" * 4), f"{WEIGHTS}: 'w' is not finite"),
     "neither true nor false": (
         tensor("BOOL", [2], b"\x01\x02"),
