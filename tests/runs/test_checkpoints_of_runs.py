@@ -29,6 +29,11 @@ def names() -> list[str]:
     return CheckpointFolder(Path("run/checkpoints")).names()
 
 
+def assert_same_weights(one: Any, other: Any) -> None:
+    expected, found = one.policy.state_dict(), other.policy.state_dict()
+    assert all(th.equal(found[layer], weights) for layer, weights in expected.items())
+
+
 def test_the_best_and_the_newest_are_kept_and_can_be_asked_for(in_tmp: Path) -> None:
     start("run", iterations=8, settings={"checkpoint_every": 1, "checkpoint_keep": 2})
     returns = [row[METRIC] for row in rows("run")]
@@ -52,6 +57,8 @@ def test_restored_policies_act_as_those_of_the_run(in_tmp: Path) -> None:
     again = load_run("run", "latest")
     observations = {agent: run.algorithm.env.groups[0].observation_space.sample() for agent in ("agent1", "agent2")}
     assert run.algorithm.predict(observations, True) == again.algorithm.predict(observations, True)
+    for policy_id, policy in run.policies.items():
+        assert_same_weights(policy, again.policies[policy_id])
 
 
 # --- Best or latest: one rule for all commands, functions and files --------------------------------------------------
@@ -107,10 +114,9 @@ def assert_all_take(run: marl_sb3.Run, name: str, why: str, capsys: pytest.Captu
     assert capsys.readouterr().out.splitlines()[0] == why
     assert f"evaluate and export take these policies: {why}\n" in printed(print_summary, run)
     assert f"weights from run: {why}\n" in printed(print_start, trained_from("run", env))
-    expected = taken.policies["shared"].policy.state_dict()
+    assert_same_weights(taken.policies["shared"], loaded.policies["shared"])
     for path in (run.policy_files["shared"], Path("out/shared.zip")):
-        found = stable_baselines3.PPO.load(path, device="cpu").policy.state_dict()
-        assert all(th.equal(found[layer], weights) for layer, weights in expected.items())
+        assert_same_weights(taken.policies["shared"], stable_baselines3.PPO.load(path, device="cpu"))
 
 
 def test_of_a_team_all_take_the_best(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
