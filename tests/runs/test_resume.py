@@ -139,6 +139,7 @@ RETURN = "env_runners/episode_return_mean"
 EXTENDED = {
     "complete": COMPLETE,
     "changed twice": CHANGED,
+    "changed alone": Extended({"step": 210}, [{"settings": {"gamma": 0.5}}], [(160, 320)], 320),
     # at 210 of 320 env steps; the newest checkpoint is of 160
     "broken off": Extended({"step": 210}, [{"timesteps": 2 * 40}], [(160, 320)], 240),
     "twice": Extended(
