@@ -43,6 +43,12 @@ class Fail(MultiAgentCallback):
         return True
 
 
+def crash(step: int, **options: Any) -> None:
+    """A training, or the rest of one, that does not get beyond a step."""
+    with pytest.raises(RuntimeError, match="crash"):
+        marl_sb3.train(callback=[Fail(step)], **options)
+
+
 def broken(folder: str, step: int = 210, **options: Any) -> None:
     with pytest.raises(RuntimeError, match="crash"):
         start(folder, callback=[Fail(step)], **options)

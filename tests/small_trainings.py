@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,15 @@ def assert_same(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> None:
         assert set(a) == set(b)
         for name in a:
             np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+def bits(tree: Any) -> Any:
+    """A tree in which numbers are equal only if their bits and types are."""
+    if isinstance(tree, np.ndarray):
+        return tree.dtype.str, tree.shape, tree.tobytes()
+    if isinstance(tree, Mapping):
+        return {name: bits(value) for name, value in tree.items()}
+    return [bits(value) for value in tree] if isinstance(tree, (list, tuple)) else (type(tree), repr(tree))
 
 
 class Remembers(MultiAgentCallback):

@@ -14,10 +14,10 @@ import argparse
 import contextlib
 import faulthandler
 import importlib
+import itertools
 import logging
 import multiprocessing
 import os
-import queue
 import re
 import resource
 import shutil
@@ -29,6 +29,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -230,22 +231,7 @@ def _traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(error, limit=-5))[-1500:]
 
 
-# --- Workers ---------------------------------------------------------------------------------------------------------
-
-
-def work(folder: Path, seed: int, first: int, mutants: int, step: int, results: Any) -> None:
-    """Every `step`-th mutant from `first` on; a process of its own, which may die of one."""
-    set_up_process()
-    faulthandler.enable()
-    place = Workplace(folder)
-    warm_up(place)
-    soft = _address_space() + _BOUND
-    resource.setrlimit(resource.RLIMIT_AS, (soft, soft))
-    for index in range(first, mutants, step):
-        results.put((index, None))
-        results.put((index, one(place, seed, index)))
-        if _address_space() > soft - _BOUND // 2:
-            return  # half of it is gone, to threads that were started, say: the next ones get a new process
+# --- Processes -------------------------------------------------------------------------------------------------------
 
 
 def set_up_process() -> None:
@@ -255,6 +241,7 @@ def set_up_process() -> None:
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    faulthandler.enable()
 
 
 def warm_up(place: Workplace) -> None:
@@ -287,59 +274,43 @@ def one(place: Workplace, seed: int, index: int) -> Outcome:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _address_space() -> int:
-    """Bytes of address space in use."""
+def apart(place: Workplace, seed: int, index: int, results: Connection) -> None:
+    """A mutant in a process of its own, which may die of it; a bomb ends itself rather than the machine."""
     found = re.search(r"VmSize:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return 1024 * int(found[1]) if found else 0
+    soft = _BOUND + (1024 * int(found[1]) if found else 0)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, soft))
+    results.send(one(place, seed, index))
 
 
-@dataclass
-class _Worker:
-    """A process, and the mutant that it is at."""
-
-    process: Any
-    results: Any
-    index: int = -1
-    since: float = 0.0
-
-    def fault(self) -> str | None:
-        """Why it does not answer; empty if it is done, None if it is only busy."""
-        if self.process.exitcode is None:
-            return f"hangs for {HANG_SECONDS} s" if time.monotonic() - self.since > HANG_SECONDS else None
-        return f"the interpreter died: exit code {self.process.exitcode}" if self.process.exitcode else ""
-
-
-def run_all(folder: Path, seed: int, mutants: int, workers: int) -> dict[int, Outcome]:
-    """All mutants, in processes that are started again when they die or hang."""
-    context, outcomes = multiprocessing.get_context("fork"), {}
-
-    def start(first: int) -> _Worker:
-        results = context.Queue()
-        process = context.Process(target=work, args=(folder, seed, first, mutants, workers, results), daemon=True)
-        process.start()
-        return _Worker(process, results, since=time.monotonic() + 240)
-
-    running = [start(first) for first in range(min(workers, mutants))]
-    while running:
-        for each in list(running):
-            try:
-                each.index, outcome = each.results.get(timeout=0.2)
-                each.since = time.monotonic()
-                if outcome is not None:
-                    outcomes[each.index] = outcome
-            except queue.Empty:
-                fault = each.fault()
-                if fault is None:
-                    continue
-                each.process.kill()
-                each.process.join()
-                running.remove(each)
-                if each.index < 0:
-                    raise SystemExit(f"a worker {fault} before its first mutant") from None
-                if fault:
-                    outcomes[each.index] = Outcome("of any kind", f"mutant {each.index}", "wrong", fault)
-                if each.index + workers < mutants:
-                    running.append(start(each.index + workers))
+def run_all(place: Workplace, seed: int, mutants: int, workers: int) -> dict[int, Outcome]:
+    """All mutants, so many at a time; what kills its process, or takes too long, is wrong."""
+    fork, outcomes = multiprocessing.get_context("fork"), dict[int, Outcome]()
+    waiting, running = iter(range(mutants)), dict[Connection, tuple[int, Any, float]]()
+    while len(outcomes) < mutants:
+        for index in itertools.islice(waiting, workers - len(running)):
+            results, end = fork.Pipe(duplex=False)
+            process = fork.Process(target=apart, args=(place, seed, index, end), daemon=True)
+            process.start()
+            end.close()
+            running[results] = index, process, time.monotonic() + HANG_SECONDS
+        over = wait([*running], timeout=1)
+        for results, (index, process, until) in [*running.items()]:
+            outcome = Outcome("of any kind", f"mutant {index}")
+            if results in over:
+                try:
+                    outcome = results.recv()
+                except EOFError:
+                    process.join()
+                    outcome.wrong(f"the interpreter died: exit code {process.exitcode}")
+            elif time.monotonic() > until:
+                process.kill()
+                outcome.wrong(f"hangs for {HANG_SECONDS} s")
+            else:
+                continue
+            process.join()
+            results.close()
+            del running[results]
+            outcomes[index] = outcome
     return outcomes
 
 
@@ -367,11 +338,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hostile-") as name:
         set_up_process()
         Workplace.prepare(Path(name))
+        place = Workplace(Path(name))
+        warm_up(place)
         if arguments.only is None:
-            outcomes = run_all(Path(name), arguments.seed, arguments.mutants, arguments.workers)
+            outcomes = run_all(place, arguments.seed, arguments.mutants, arguments.workers)
         else:
-            place = Workplace(Path(name))
-            warm_up(place)
             outcomes = {arguments.only: one(place, arguments.seed, arguments.only)}
     print(table(outcomes))
     found = {index: outcome for index, outcome in outcomes.items() if outcome.result == "wrong" or outcome.seen}

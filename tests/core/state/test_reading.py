@@ -1,4 +1,4 @@
-"""A saved value is compared with one like it: nothing else is taken over."""
+"""A saved value is compared with one like it, and a state of PyTorch's generator is checked: nothing else is set."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from marl_sb3.core.state import randomness
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
 
@@ -40,3 +41,35 @@ def test_a_tree_like_the_own_one_is_taken_over_within_bounds() -> None:
     assert saved["b"]["c"][0] == 7, "it is a copy"
     with pytest.raises(CheckpointError, match="x/a/0 is 7; accepted: an integer from 0 to 6"):
         StateReader({"x": saved}).like("x", own, 0, 6)
+
+
+def read_generator(**changed: Any) -> None:
+    """Check the state of now, with other values in some fields of PyTorch's generator."""
+    state = randomness.ProcessRandomness().get_state()
+    torch = state["torch"].copy()
+    for name, value in changed.items():
+        torch.view(randomness._TORCH)[0][name] = value
+    randomness.ProcessRandomness().read_state(StateReader({**state, "torch": torch}))
+
+
+def test_the_last_index_that_stays_within_the_624_words_is_accepted() -> None:
+    read_generator(left=2, next=623)
+    read_generator(left=624, next=1)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"left": 2, "next": 624},  # PyTorch would read foreign memory
+        {"left": 0},
+        {"left": 625, "next": 0},
+        {"left": -1},
+        {"seeded": 2},
+        {"has_normal": 2},
+        {"float_normal": float("nan")},
+    ],
+    ids=str,
+)
+def test_what_is_no_state_of_a_generator_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match="torch is not a state of PyTorch's generator"):
+        read_generator(**changed)

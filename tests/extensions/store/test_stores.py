@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from small_trainings import arena, bits, build
 
 import marl_sb3
 from marl_sb3.core.state.checkpoint import Checkpoint, require_finite, require_storable, store_of
@@ -16,6 +17,7 @@ from marl_sb3.core.state.state import StateReader, TensorFile
 from marl_sb3.doors import STORES, Store
 from marl_sb3.errors import CheckpointError, ConfigError, NumericError
 from marl_sb3.extensions.store import checkpoint_format
+from marl_sb3.extensions.store.checkpoint_format import state_from_json, state_to_json
 
 SMALLEST = np.nextafter(np.float32(0), np.float32(1))
 STATE = {
@@ -51,14 +53,18 @@ class MemoryStore:
         return Path(path)
 
     def write(self, place: Path, state: Any, tensors: Any, about: Any) -> None:
-        held = {name: TensorFile(name, {key: a.copy() for key, a in group.items()}) for name, group in tensors.items()}
-        arrays = dict(enumerate(_arrays(state)))
-        for name, group in {"arrays": arrays, **held}.items():
+        text, arrays = state_to_json(state)
+        held = {
+            name: TensorFile(name, {key: array.copy() for key, array in group.items()})
+            for name, group in {"arrays": arrays, **tensors}.items()
+        }
+        for name, group in held.items():
             require_storable(name, group)
             require_finite(name, group)
         if self.full:
             raise OSError(28, "no space left")
-        self.kept[str(place)] = Checkpoint(place, StateReader(about), _held(state), held)
+        state = state_from_json(text, held.pop("arrays"))
+        self.kept[str(place)] = Checkpoint(place, StateReader(about), state, held)
 
     def read(self, path: str | Path, which: str | None, use: Callable[[Checkpoint], Any]) -> Any:
         if str(path) not in self.kept:
@@ -66,20 +72,6 @@ class MemoryStore:
         if str(path) in self.damaged:
             raise CheckpointError(f"{path} is damaged")
         return use(self.kept[str(path)])
-
-
-def _held(node: Any) -> Any:
-    if isinstance(node, Mapping):
-        return {name: _held(value) for name, value in node.items()}
-    return [_held(value) for value in node] if isinstance(node, (list, tuple)) else copy.deepcopy(node)
-
-
-def _arrays(tree: Any) -> Iterator[Any]:
-    for node in tree.values() if isinstance(tree, Mapping) else tree:
-        if isinstance(node, np.ndarray):
-            yield node
-        elif isinstance(node, (Mapping, list, tuple)):
-            yield from _arrays(node)
 
 
 class Folders:
@@ -133,22 +125,20 @@ def write(store: Store, path: str, state: Any = STATE, tensors: Any = TENSORS) -
     return store.place(path)
 
 
-def bits(tree: Any) -> Any:
-    """A tree in which numbers are equal only if their bits and types are."""
-    if isinstance(tree, np.ndarray):
-        return tree.dtype.str, tree.shape, tree.tobytes()
-    if isinstance(tree, Mapping):
-        return {name: bits(value) for name, value in tree.items()}
-    return [bits(value) for value in tree] if isinstance(tree, (list, tuple)) else (type(tree), repr(tree))
-
-
 def in_memory(found: Checkpoint) -> Any:
     return bits(found.state), {name: bits(group.load()) for name, group in found.tensors.items()}
 
 
-def test_what_is_read_equals_what_was_written_to_the_last_bit(tested: Any) -> None:
-    write(tested.store, tested.path)
+def assert_kept(tested: Any) -> None:
     assert tested.store.read(tested.path, "latest", in_memory) == (bits(STATE), bits(TENSORS))
+
+
+def test_what_is_read_equals_what_was_written_to_the_last_bit(tested: Any) -> None:
+    state, tensors = copy.deepcopy((STATE, TENSORS))
+    write(tested.store, tested.path, state, tensors)
+    state["ids"][:] = 9  # arrays that change after the writing are read as they were
+    tensors["policy-000"]["w"][:] = 9
+    assert_kept(tested)
     assert tested.store.read(tested.path, None, lambda found: found.about.integer("iteration")) == 7
 
 
@@ -166,24 +156,12 @@ def test_tensors_tell_their_forms_and_come_in_pieces(tested: Any) -> None:
     tested.store.read(tested.path, "latest", use)
 
 
-def test_arrays_that_change_after_the_writing_are_read_as_they_were(tested: Any) -> None:
-    state, tensors = copy.deepcopy((STATE, TENSORS))
-    write(tested.store, tested.path, state, tensors)
-    state["ids"][:] = 9
-    tensors["policy-000"]["w"][:] = 9
-    assert tested.store.read(tested.path, "latest", in_memory) == (bits(STATE), bits(TENSORS))
-
-
-def test_what_is_not_there_is_refused(tested: Any) -> None:
-    with pytest.raises(CheckpointError, match="not there"):
-        tested.store.read(tested.path, "latest", in_memory)
-
-
-def test_what_is_damaged_is_refused_before_it_is_used(tested: Any) -> None:
-    write(tested.store, tested.path)
-    tested.damage()
-    with pytest.raises(CheckpointError, match="damaged"):
-        tested.store.read(tested.path, "latest", lambda found: pytest.fail("it is used"))
+def test_what_is_not_there_or_damaged_is_refused_before_it_is_used(tested: Any) -> None:
+    for words in ("not there", "damaged"):
+        with pytest.raises(CheckpointError, match=words):
+            tested.store.read(tested.path, "latest", lambda found: pytest.fail("it is used"))
+        write(tested.store, tested.path)
+        tested.damage()
 
 
 def test_something_else_is_never_replaced(tested: Any) -> None:
@@ -192,39 +170,40 @@ def test_something_else_is_never_replaced(tested: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "tensors", "error"),
+    ("state", "tensors", "error", "words"),
     [
-        ({"x": np.array([np.nan])}, TENSORS, NumericError),
-        (STATE, {"policy-000": {"w": np.array([np.inf])}}, NumericError),
-        (STATE, {"policy-000": {"w": np.ones(1, np.complex128)}}, CheckpointError),
+        ({"x": np.array([1, np.nan])}, TENSORS, NumericError, "arrays: /x is not finite; no checkpoint is written"),
+        (
+            STATE,
+            {"policy-000": {"w": np.array([1, np.inf])}},
+            NumericError,
+            "policy-000: w is not finite",
+        ),
+        (STATE, {"policy-000": {"w": np.ones(1, np.complex128)}}, CheckpointError, "w has dtype complex128; accepted"),
+        ({"policies": {}}, {}, OSError, "no space"),
     ],
 )
-def test_what_no_checkpoint_holds_leaves_the_one_before(tested: Any, state: Any, tensors: Any, error: Any) -> None:
+def test_what_cannot_be_written_leaves_the_checkpoint_before(
+    tested: Any, state: Any, tensors: Any, error: Any, words: str
+) -> None:
     write(tested.store, tested.path)
-    with pytest.raises(error):
+    if error is OSError:
+        tested.fill_up()
+    with pytest.raises(error, match=words):
         write(tested.store, tested.path, state, tensors)
-    assert tested.store.read(tested.path, "latest", in_memory) == (bits(STATE), bits(TENSORS))
-
-
-def test_a_writing_that_fails_leaves_the_checkpoint_before(tested: Any) -> None:
-    write(tested.store, tested.path)
-    tested.fill_up()
-    with pytest.raises(OSError, match="no space"):
-        write(tested.store, tested.path, {"policies": {}}, {})
-    assert tested.store.read(tested.path, "latest", in_memory) == (bits(STATE), bits(TENSORS))
+    assert_kept(tested)
 
 
 def test_a_training_is_saved_and_continued_bit_for_bit(tested: Any) -> None:
-    env = marl_sb3.make_vec_env("arena", n_envs=2, seed=1)
-    algo = marl_sb3.MultiAgentAlgorithm(env, n_steps=8, batch_size=16, n_epochs=1, seed=1)
-    algo.train_iteration()
+    algorithm = build("shared, batched", seed=1)
+    algorithm.train_iteration()
     assert store_of(tested.path) is tested.store
-    assert algo.save(tested.path) == tested.store.place(tested.path)
-    algo.train_iteration()
-    again = marl_sb3.MultiAgentAlgorithm.load(tested.path, marl_sb3.make_vec_env("arena", n_envs=2, seed=1))
+    assert algorithm.save(tested.path) == tested.store.place(tested.path)
+    algorithm.train_iteration()
+    again = marl_sb3.MultiAgentAlgorithm.load(tested.path, arena(), device="cpu")
     again.train_iteration()
-    (state, tensors), (its_state, its_tensors) = algo.get_state(), again.get_state()
+    (state, tensors), (its_state, its_tensors) = algorithm.get_state(), again.get_state()
     assert bits(tensors) == bits(its_tensors)
     for name in state.keys() - {"counters", "tracker"}:  # they hold seconds
         assert bits(state[name]) == bits(its_state[name])
-    assert marl_sb3.load_policies(tested.path).policies.keys() == algo.policies.keys()
+    assert marl_sb3.load_policies(tested.path).policies.keys() == algorithm.policies.keys()
