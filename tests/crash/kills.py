@@ -247,7 +247,7 @@ def train_reference(kind: Kind, folder: Path, server: ForkServer) -> Path:
 def plan(kills: int, rng: random.Random, real_every: int = 8) -> Iterator[tuple[str, list[Kill]]]:
     """So many kills of all kinds in turn, in portions for one trial each; of one process a third inside saves."""
     for number, name in enumerate(cycle(KINDS)):
-        size = min(kills, rng.randint(2, 8))
+        size = min(kills, rng.randint(2, 8), KINDS[name].most)
         hows = (
             rng.choices(["save", "cut", "start", "time"], weights=[6, 3, 3, 6], k=size)
             if name in PLAIN

@@ -29,6 +29,7 @@ class Kind:
         runs: folders of its runs, each of which `train --resume` goes on with; none: the command itself does.
         files: of the working folder, by name.
         mean_s: between two kills of any process, in seconds.
+        most: kills in a row; the third death of a training of a benchmark is its end.
         may_hang: whether processes may be stopped, too, because they are replaced when they hang.
     """
 
@@ -36,6 +37,7 @@ class Kind:
     runs: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict, hash=False)
     mean_s: float = 0.5
+    most: int = 8
     may_hang: bool = False
 
     def command(self, folder: Path) -> list[str]:
@@ -138,7 +140,7 @@ SEVERAL: Mapping[str, Kind] = {
     "workers-gymnasium": _workers("CartPole-v1 --n-envs 3 --workers 3"),
     "runners": _train(f"arena {_SMALL} --checkpoint-every 1 --runners 2", 40),
     "seeds": _train(f"arena {_SMALL} --checkpoint-every 1 --seeds 2", 40, runs=("seed-3", "seed-4")),
-    "benchmark": Kind("benchmark FOLDER/b.yml --quiet", files={"b.yml": _BENCHMARK}),
+    "benchmark": Kind("benchmark FOLDER/b.yml --quiet", files={"b.yml": _BENCHMARK}, most=2),
     "search": Kind(f"{_SEARCH} --pruner none --trials 4 --timesteps 1000"),
     "pruned": Kind(f"{_SEARCH} --pruner asha --trials 4 --timesteps 1000"),
     "population": Kind(f"{_SEARCH.replace('random', 'pbt')} --trials 4 --timesteps 1000"),
