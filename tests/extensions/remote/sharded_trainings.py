@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C, DQN
-from toy_envs import MovingEnv, NoisyEnv, ScriptedEnv
+from toy_envs import MovingEnv, NoisyEnv
 
 from marl_sb3 import PPO, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, RecurrentDQN
 from marl_sb3.core.metrics.names import flatten
@@ -133,27 +132,3 @@ def trained(algorithm: MultiAgentAlgorithm, callback: MultiAgentCallback | None 
 def undisturbed(kind: str = "ppo") -> str:
     """What is left of a training whose shards this process has rolled out."""
     return trained(made(kind))
-
-
-class Breaks(ScriptedEnv):
-    """The last env raises an exception in its third step."""
-
-    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-        if self.env_index == E - 1 and self.step_count == 2:
-            raise ZeroDivisionError("of the env")
-        return super().step(actions)
-
-
-class Curriculum(ScriptedEnv):
-    """Agents see the index of their env, and are paid a bonus that can be set."""
-
-    bonus = 0.0
-
-    def observation(self, agent: str) -> np.ndarray:
-        return np.array([self.env_index, 0, 0], dtype=np.float32)
-
-    def configure(self, bonus: float) -> None:
-        self.bonus = bonus
-
-    def _reward(self, agent: str) -> float:
-        return self.bonus

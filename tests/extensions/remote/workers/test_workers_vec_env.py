@@ -9,10 +9,8 @@ import warnings
 from contextlib import closing
 from typing import Any
 
-import numpy as np
 import pytest
 from crashing_envs import Failing, Modules, Numbers, OncePerProcess, Talking
-from gymnasium import spaces
 from toy_envs import ScriptedEnv
 from worker_vec_envs import both, plain_step, played, restarts, workers_of, zero_step
 
@@ -217,26 +215,3 @@ def test_auto_is_one_for_each_core_but_no_more_than_envs(monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
     with closing(make_vec_env(Modules, n_envs=2, n_workers="auto")) as vec:
         assert len(set(vec.call("process", [0, 1]))) == 2
-
-
-PARTS = spaces.Tuple([spaces.Discrete(3, start=1), spaces.Dict(aim=spaces.Box(-1, 1, (2,)))])
-
-
-class OfParts(ScriptedEnv):
-    """Accepts actions of several parts alone."""
-
-    def action_space(self, agent: str) -> spaces.Space[Any]:
-        return PARTS
-
-    def step(self, actions: Any) -> Any:
-        assert all(PARTS.contains(action) for action in actions.values())
-        return super().step(actions)
-
-
-def test_workers_get_actions_of_several_parts() -> None:
-    with both(OfParts, n_envs=3) as (workers, here):
-        for vec in (workers, here):
-            vec.step([np.tile(np.array([2, 0.5, -1], np.float32), (3, 2, 1))])
-        assert plain_step(workers) == plain_step(here)
-        assert repr(workers.call("received", range(3))) == repr(here.call("received", range(3)))
-        assert here.call("received", [0])[0][0]["a"][0] == 3
