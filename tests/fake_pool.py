@@ -39,6 +39,10 @@ class FakePool(InProcessPool):
         self.sent: list[tuple[int, str]] = []  # (runner, method) of every message
         self.dead: set[int] = set()  # the runners that have died
 
+    def rounds(self, runner: int) -> int:
+        """How often it was sent work."""
+        return self.sent.count((runner, "work"))
+
     def poll(self, timeout_s: float) -> Sequence[tuple[int, Any]]:
         for _ in range(len(self._messages)):
             runner, method, arguments = self._messages.popleft()

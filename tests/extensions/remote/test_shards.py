@@ -63,7 +63,7 @@ def test_a_shard_that_comes_back_to_a_runner_is_restored_and_none_has_envs_of_an
     """Those beside the first runner die in their second rounds, so that it gets their shard every other round."""
     whole = made()
     whole.learn(6 * STEPS * E)
-    pool = FakePool(dies=lambda runner, method: runner > 0 and pool.sent.count((runner, "work")) > 1)
+    pool = FakePool(dies=lambda runner, method: runner > 0 and pool.rounds(runner) > 1)
     Counted.running = 0
     algorithm = made("ppo", in_fake_pool(pool, 2), Counted, plans=PLANS)
     for iteration in range(6):
@@ -178,6 +178,8 @@ def test_the_global_generators_and_other_shards_do_not_matter() -> None:
     np.testing.assert_array_equal(ours.observations, theirs.observations[:, :rows])
     np.testing.assert_array_equal(ours.actions, theirs.actions[:, :rows])
     assert (theirs.actions[:, :4] != theirs.actions[:, 4:8]).any()
+    noise = theirs.observations[0, :, 1]
+    assert (noise[:4] != noise[4:8]).all()  # of the envs, which have seeds of their own
 
 
 # --- What callbacks and calls see ------------------------------------------------------------------------------------
@@ -334,16 +336,14 @@ def test_a_training_whose_runners_were_lost_is_resumed_exactly(kind: str, tmp_pa
 
 
 def test_a_silent_runner_is_replaced() -> None:
-    pool = FakePool(hangs=lambda runner, method: runner == 0 and pool.sent.count((0, "work")) > 1)
+    pool = FakePool(hangs=lambda runner, method: runner == 0 and pool.rounds(0) > 1)
     assert trained(made(runners=in_fake_pool(pool, 2, round_timeout_s=0.2))) == undisturbed()
     assert 0 in pool.ended
 
 
 def test_it_goes_on_with_the_runners_that_are_left() -> None:
     """Those that would replace a dead one get no resources."""
-    pool = FakePool(
-        dies=lambda runner, method: runner == 0 and pool.sent.count((0, "work")) > 1, starts=lambda r: r < 2
-    )
+    pool = FakePool(dies=lambda runner, method: runner == 0 and pool.rounds(0) > 1, starts=lambda r: r < 2)
     algorithm = made(runners=in_fake_pool(pool, 2))
     algorithm.train_iteration()
     assert algorithm.train_iteration()["fault_tolerance"] == {"num_healthy_workers": 1, "num_worker_restarts": 0}
@@ -351,7 +351,7 @@ def test_it_goes_on_with_the_runners_that_are_left() -> None:
 
 def test_without_a_runner_starts_are_tried_again() -> None:
     """All nodes have gone, and a new one comes."""
-    pool = FakePool(lambda runner, method: runner < 7 and pool.sent.count((1, "work")) > 1)
+    pool = FakePool(lambda runner, method: runner < 7 and pool.rounds(1) > 1)
     assert trained(made(runners=in_fake_pool(pool, 2))) == undisturbed()
     assert set(range(7)) < set(pool.ended)
 
@@ -360,12 +360,13 @@ def test_after_failed_starts_the_next_round_tries_again() -> None:
     def dies(runner: int, method: str) -> bool:
         if method == "versions":
             return runner in (2, 3, 4)  # those that would replace the first
-        return runner == 0 and pool.sent.count((0, "work")) > 1
+        return runner == 0 and pool.rounds(0) > 1
 
     pool = FakePool(dies)
     algorithm = made(runners=in_fake_pool(pool, 2))
-    healthy = [algorithm.train_iteration()["fault_tolerance"]["num_healthy_workers"] for _ in range(4)]
-    assert (healthy[0], healthy[-1]) == (1, 2)
+    found = [algorithm.train_iteration()["fault_tolerance"] for _ in range(4)]
+    assert found[0] == {"num_healthy_workers": 1, "num_worker_restarts": 0}
+    assert found[-1] == {"num_healthy_workers": 2, "num_worker_restarts": 1}
     assert 5 not in pool.ended
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from crashing_envs import Asleep, FatalAtStart, Numbers, Parent, Printing
+from crashing_envs import Asleep, Fatal, Numbers, Parent, Printing
 from waiting import is_running, wait_for
 from worker_vec_envs import restarts, workers_of, zero_step, zeros
 
@@ -43,9 +43,8 @@ def test_what_an_env_has_started_ends_with_its_worker() -> None:
 
 
 def test_a_worker_that_ends_while_it_makes_its_envs_is_replaced(tmp_path: Path) -> None:
-    file = tmp_path / "now"
-    file.touch()
-    with workers_of(FatalAtStart, n_envs=2, file=str(file)) as vec:
+    (tmp_path / "now").touch()
+    with workers_of(Fatal, n_envs=2, folder=str(tmp_path), at=-1) as vec:
         assert restarts(vec) == 1
 
 
