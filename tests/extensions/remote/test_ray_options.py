@@ -95,7 +95,7 @@ class FakeRay(ModuleType):
         self._private = SimpleNamespace(worker=SimpleNamespace())
 
     def init(self, _temp_dir: str, **_: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.folder = Path(_temp_dir)
         (self.folder / "log").write_text("started")
         if self.error is not None:

@@ -412,6 +412,7 @@ def test_a_shard_takes_what_critics_see_as_wide_as_the_file_has_it(tmp_path: Pat
 def test_balanced_keeps_shards_where_they_are() -> None:
     assert balanced(range(5), [0, 1], {}) == {0: [0, 1, 2], 1: [3, 4]}
     assert balanced(range(4), [0, 1, 2], {0: 0, 1: 0, 2: 1, 3: 1}) == {0: [0, 1], 1: [2], 2: [3]}
+    assert balanced(range(4), [0, 1], {0: 1, 1: 1, 2: 0, 3: 0}) == {0: [2, 3], 1: [0, 1]}
     assert balanced(range(2), [7, 8, 9], {0: 9}) == {7: [0], 8: [1], 9: []}
 
 
