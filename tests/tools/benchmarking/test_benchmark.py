@@ -207,7 +207,7 @@ def test_a_claim_of_another_machine_holds_while_it_shows_that_it_is_alive(
     training: Training, let_claims_grow_old: Callable[[], None]
 ) -> None:
     claims, theirs = Claims(), training.beside("claim-1")
-    theirs.write_text('{"host": "elsewhere", "pid": 1}')
+    theirs.write_text(json.dumps({"host": "elsewhere", "pid": 2**31 - 1}))  # no process of this machine has it
     assert not claims.may_claim(training)
     let_claims_grow_old()
     os.utime(theirs, (5.0, 5.0))
