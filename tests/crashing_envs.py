@@ -44,18 +44,25 @@ class Numbers(ScriptedEnv):
 
 
 class Fatal(Numbers):
-    """Env 1 ends or stops its process in one step, as often as there are files for it in a folder."""
+    """Env 1 ends or stops its process in one step, as often as there are files for it in a folder.
+
+    Args:
+        at: the step; -1: when it is made.
+    """
 
     def __init__(self, folder: str, how: str = "kill", at: int = 4, env_index: int = 0) -> None:
         super().__init__(env_index)
         self.folder, self.how, self.at = Path(folder), how, at
+        self._end_process(-1)
 
     def step(self, actions: Any) -> Any:
-        if self.env_index == 1 and self.step_count == self.at:
-            for file in self.folder.glob("*"):
-                file.unlink()
-                HOW[self.how]()
+        self._end_process(self.step_count)
         return super().step(actions)
+
+    def _end_process(self, step: int) -> None:
+        for file in self.folder.glob("*") if (self.env_index, step) == (1, self.at) else ():
+            file.unlink()
+            HOW[self.how]()
 
 
 HOW = {
@@ -65,16 +72,6 @@ HOW = {
     "sleep": lambda: time.sleep(1000),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
 }
-
-
-class FatalAtStart(Numbers):
-    """Env 1 ends its process when it is made, if there is a file."""
-
-    def __init__(self, file: str, env_index: int = 0) -> None:
-        if env_index == 1 and Path(file).exists():
-            Path(file).unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
-        super().__init__(env_index)
 
 
 class AlwaysFatal(Numbers):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from itertools import count
 from typing import Any
 
 from marl_sb3.extensions.remote.processes.messages import Failed
@@ -37,6 +38,10 @@ class FakePool(InProcessPool):
         self.closed = 0  # how often the pool was closed
         self.sent: list[tuple[int, str]] = []  # (runner, method) of every message
         self.dead: set[int] = set()  # the runners that have died
+
+    def rounds(self, runner: int) -> int:
+        """How often it was sent work."""
+        return self.sent.count((runner, "work"))
 
     def poll(self, timeout_s: float) -> Sequence[tuple[int, Any]]:
         for _ in range(len(self._messages)):
@@ -74,3 +79,9 @@ def _copied(result: Any) -> Any:
 
 def in_fake_pool(pool: FakePool, number: int, start_timeout_s: float = 5.0, round_timeout_s: float = 60.0) -> Any:
     return ShardRunners(lambda: pool, number, start_timeout_s, round_timeout_s, poll_s=0.01)
+
+
+def dying(period: int) -> Callable[[int, str], bool]:
+    """Every `period`-th piece of work ends its runner."""
+    calls = count(1)
+    return lambda runner, method: method == "work" and next(calls) % period == 0

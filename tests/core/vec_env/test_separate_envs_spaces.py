@@ -108,3 +108,16 @@ def test_actions_of_every_space_reach_the_env_exactly(space):
         for column, agent in enumerate("ab"):
             assert space.contains(received[0][agent])
             np.testing.assert_array_equal(received[0][agent], actions[env_index, column])
+
+
+PARTS = spaces.Tuple([spaces.Discrete(3, start=1), spaces.Dict(aim=spaces.Box(-1, 1, (2,)))])
+
+
+def test_actions_of_several_parts_reach_the_env_part_by_part():
+    vec = make_vec_env(SampledEnv, n_envs=3, observation_space=spaces.Discrete(2), action_space=PARTS)
+    vec.reset()
+    vec.step((np.tile(np.array([2, 0.5, -1], np.float32), (3, 2, 1)),))
+    for received in vec.call("received", range(3)):
+        for action in received[0].values():
+            assert PARTS.contains(action)
+            assert (action[0], action[1]["aim"].tolist()) == (3, [0.5, -1])

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,22 @@ def one(text: str = TINY) -> Training:
     """Write a benchmark of a single training."""
     Path("tiny.yml").write_text(text.replace("[7, 8]", "[7]").replace(", slow: {algo: ppo, learning_rate: 1.0e-5}", ""))
     return read_benchmark("tiny.yml", trust_file=True).trainings[-1]
+
+
+@pytest.fixture
+def training(in_tmp: Path) -> Training:
+    """The only one of a benchmark, and the folder for it."""
+    made = one()
+    made.folder.parent.mkdir(parents=True)
+    return made
+
+
+@pytest.fixture
+def let_claims_grow_old(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Puts the clock of this process forward."""
+    times = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: times[-1])
+    return lambda: times.append(times[-1] + STALE_S + 1)
 
 
 # --- As a whole ------------------------------------------------------------------------------------------------------
@@ -160,14 +177,12 @@ def claim_of_the_dead(training: Training, number: int = 1) -> None:
     if dead == 0:
         os._exit(0)
     os.waitpid(dead, 0)
-    training.folder.parent.mkdir(parents=True, exist_ok=True)
     training.beside(f"claim-{number}").write_text(json.dumps({"host": socket.gethostname(), "pid": dead}))
 
 
 @pytest.mark.parametrize("step", [210, 30])
-def test_the_run_of_a_dead_process_goes_on_exactly(in_tmp: Path, step: int) -> None:
+def test_the_run_of_a_dead_process_goes_on_exactly(training: Training, step: int) -> None:
     """After 30 env steps there is no checkpoint yet: it begins anew."""
-    training = one()
     broken(str(training.folder), step, settings={"learning_rate": "lin_3e-4", "n_parallel_updates": 1})
     spent_s = 1000.0 if step > 80 else 0.0
     training.beside("processor.json").write_text('{"ckpt-000004": 1000.0}')
@@ -175,15 +190,13 @@ def test_the_run_of_a_dead_process_goes_on_exactly(in_tmp: Path, step: int) -> N
     assert not work(read_benchmark("tiny.yml"))
     assert (training.folder / "resumes.jsonl").exists() == (step > 80)
     assert (last_result(training.folder) or {})["num_env_steps_sampled_lifetime"] == 320
-    whole = Path("whole")
-    assert not work(read_benchmark("tiny.yml", whole))
+    assert not work(read_benchmark("tiny.yml", Path("whole")))
     assert_same_runs(str(training.folder), "whole/arena/ppo/seed-7")
     result = json.loads(training.result_file.read_text())
     assert spent_s < result["processor_seconds"] < spent_s + 100
 
 
-def test_a_training_whose_processes_die_again_and_again_has_failed(in_tmp: Path) -> None:
-    training = one()
+def test_a_training_whose_processes_die_again_and_again_has_failed(training: Training) -> None:
     claim_of_the_dead(training, MOST_CLAIMS)
     assert not work(read_benchmark("tiny.yml"))
     assert training.failure_file.read_text() == "its process has died 3 times"
@@ -191,24 +204,20 @@ def test_a_training_whose_processes_die_again_and_again_has_failed(in_tmp: Path)
 
 
 def test_a_claim_of_another_machine_holds_while_it_shows_that_it_is_alive(
-    in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+    training: Training, let_claims_grow_old: Callable[[], None]
 ) -> None:
-    training, claims, now_s = one(), Claims(), 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    training.folder.parent.mkdir(parents=True)
-    theirs = training.beside("claim-1")
-    theirs.write_text('{"host": "elsewhere", "pid": 1}')
+    claims, theirs = Claims(), training.beside("claim-1")
+    theirs.write_text(json.dumps({"host": "elsewhere", "pid": 2**31 - 1}))  # no process of this machine has it
     assert not claims.may_claim(training)
-    now_s += STALE_S + 1
+    let_claims_grow_old()
     os.utime(theirs, (5.0, 5.0))
     assert claims.claim(training) is None
-    now_s += STALE_S + 1
+    let_claims_grow_old()
     assert (claims.claim(training) or theirs).name == "seed-7.claim-2"
     assert Claims().claim(training) is None  # this process has it
 
 
-def test_a_claimed_run_that_is_still_written_to_is_left_alone(in_tmp: Path, server: ForkServer) -> None:
-    training = one()
+def test_a_claimed_run_that_is_still_written_to_is_left_alone(training: Training, server: ForkServer) -> None:
     command = f"-m marl_sb3.train arena --timesteps 10000000 --run-dir {training.folder}"
     process = server.run(command.split(), "out")
     wait_for((training.folder / "config.yaml").exists)
@@ -220,27 +229,30 @@ def test_a_claimed_run_that_is_still_written_to_is_left_alone(in_tmp: Path, serv
 
 
 def test_of_all_who_claim_at_the_same_time_one_has_it(in_tmp: Path) -> None:
-    one()
-    text = Path("tiny.yml").read_text().replace("seeds: [7]", "seeds: 100")
-    Path("tiny.yml").write_text(text)
-    benchmark = read_benchmark("tiny.yml")
+    one(TINY.replace("[7, 8]", "100"))
+    benchmark, all_at_once = read_benchmark("tiny.yml"), threading.Barrier(4)
+
+    def claim_all() -> list[bool]:
+        claims, got = Claims(), []
+        for training in benchmark.trainings:
+            all_at_once.wait()
+            got.append(claims.claim(training) is not None)
+        return got
+
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(4) as threads:
-            all_at_once = threading.Barrier(4)
-
-            def claim_all() -> list[bool]:
-                claims, got = Claims(), []
-                for training in benchmark.trainings:
-                    all_at_once.wait()
-                    got.append(claims.claim(training) is not None)
-                return got
-
             found = [each.result() for each in [threads.submit(claim_all) for _ in range(4)]]
     finally:
         sys.setswitchinterval(before)
     assert [sum(got) for got in zip(*found, strict=True)] == [1] * 100
+
+
+def test_copies_of_claims_that_other_programs_make_are_none(training: Training) -> None:
+    for suffix in ("claim-x", "claim-1~", "claim-1.swp", "claim-10", f"claim-{10**24}"):
+        training.beside(suffix).touch()
+    assert Claims().claim(training) == training.beside("claim-1")
 
 
 # --- Folders of strangers --------------------------------------------------------------------------------------------
@@ -250,12 +262,8 @@ OF_STRANGERS = ["[]", "{}", "}", "[" * 100_000, '{"metrics": {"episode_return_me
 GOOD = {"env_steps": 5, "seconds": 1.0, "processor_seconds": None, "deterministic": True, "metrics": {}, "episodes": {}}
 
 
-def test_what_is_no_result_of_a_training_is_refused_in_words(in_tmp: Path) -> None:
-    training, wrong = (
-        one(),
-        [dict(GOOD, **each) for each in ({"env_steps": "z"}, {"seconds": -1e308}, {"metrics": [1]})],
-    )
-    training.folder.parent.mkdir(parents=True)
+def test_what_is_no_result_of_a_training_is_refused_in_words(training: Training) -> None:
+    wrong = [{**GOOD, **each} for each in ({"env_steps": "z"}, {"seconds": -1e308}, {"metrics": [1]})]
     for text in (*OF_STRANGERS, *map(json.dumps, wrong)):
         training.result_file.write_text(text)
         with pytest.raises(ConfigError, match=r"seed-7\.result\.json is no result of a training: "):
@@ -270,26 +278,22 @@ def test_what_is_no_result_of_a_training_is_refused_in_words(in_tmp: Path) -> No
         write_outcome(read_benchmark("tiny.yml"))
 
 
-def test_damaged_claims_hold_until_they_are_old(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    training, now_s = one(), 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+def test_damaged_claims_hold_until_they_are_old(training: Training, let_claims_grow_old: Callable[[], None]) -> None:
     here = socket.gethostname()
     owners: list[Any] = [{"host": here}, *({"host": here, "pid": pid} for pid in ("x", None, -1, 10**20))]
-    training.folder.parent.mkdir(parents=True)
     for text in (*OF_STRANGERS, *map(json.dumps, owners)):
         claims = Claims()
         training.beside("claim-1").write_text(text)
         assert not claims.may_claim(training), text[:50]
-        now_s += STALE_S + 1
+        let_claims_grow_old()
         assert claims.may_claim(training), text[:50]
 
 
 @pytest.mark.parametrize("kind", PUT)
 def test_odd_files_in_the_places_of_a_benchmark_are_refused(
-    kind: str, outside: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, training: Training, outside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    training = one()
-    training.folder.mkdir(parents=True)
+    training.folder.mkdir()
     settings = training.folder.with_name("settings.yaml")
     settings.touch()
     places = [*map(training.beside, ("result.json", "failed", "processor.json")), settings, training.env.random_file]
@@ -307,20 +311,10 @@ def test_odd_files_in_the_places_of_a_benchmark_are_refused(
         assert not Claims().may_claim(training)
 
 
-def test_copies_of_claims_that_other_programs_make_are_none(in_tmp: Path) -> None:
-    training = one()
-    training.folder.parent.mkdir(parents=True)
-    for suffix in ("claim-x", "claim-1~", "claim-1.swp", "claim-10", f"claim-{10**24}"):
-        training.beside(suffix).touch()
-    claim = Claims().claim(training)
-    assert claim == training.beside("claim-1")
-
-
 def test_a_folder_that_is_no_run_of_the_benchmark_is_not_removed(
-    in_tmp: Path, capsys: pytest.CaptureFixture[str]
+    training: Training, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    training = one()
-    training.folder.mkdir(parents=True)
+    training.folder.mkdir()
     (training.folder / "thesis.txt").write_text("years of work")
     training.folder.with_name("settings.yaml").touch()
     for settings in (None, "{}", "CartPole-v1: {}"):

@@ -58,6 +58,23 @@ def in_this_process(train: Train = train_here, **options: Any) -> TuneStudy:
     return study
 
 
+def states(study: TuneStudy) -> list[str]:
+    """The state of each trial."""
+    return [trial.state.name for trial in study.trials]
+
+
+def stored(study: TuneStudy, key: str) -> list[Any]:
+    """What is stored with each trial under a name; None: nothing."""
+    return [trial.user_attrs.get(key) for trial in study.trials]
+
+
+def claimed(study: TuneStudy, worker: str) -> optuna.trial.Trial:
+    """A trial that a worker has claimed."""
+    trial = study.queue.claim(worker)
+    assert trial is not None
+    return trial
+
+
 def finished(study: TuneStudy) -> list[tuple[str, Any, dict[str, Any]]]:
     """State, value and parameters of each trial."""
     return [(trial.state.name, trial.value, trial.params) for trial in study.trials]

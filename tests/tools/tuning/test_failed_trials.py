@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-from searches import SMALL, in_this_process, work_on
+from searches import SMALL, in_this_process, states, stored, work_on
 from toy_envs import ScriptedEnv
 
 import marl_sb3
@@ -20,7 +20,6 @@ from marl_sb3.tools.tuning import workers
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.finals import outcome_words
 from marl_sb3.tools.tuning.trial import DEATHS, ERROR, INTERRUPTED
-from marl_sb3.tools.tuning.trials import run_trial
 
 
 @pytest.mark.parametrize(
@@ -43,7 +42,7 @@ def test_any_error_is_that_of_its_trial_alone(
 
     monkeypatch.setattr(workers, "prepare", fails_once)
     study = in_this_process()
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
+    assert states(study) == ["COMPLETE", "FAIL", "COMPLETE"]
     failed = study.trials[1]
     assert failed.user_attrs[ERROR] == text
     assert type(error).__name__ in (study.folder_of(failed) / "traceback.txt").read_text()
@@ -65,20 +64,34 @@ def test_what_the_user_can_change_is_no_trials_fault(
             with pytest.raises(type(why)):
                 work_on(study)
     work_on(study)
-    assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL", "COMPLETE"]
-    assert [trial.user_attrs.get(ERROR) for trial in study.trials] == [INTERRUPTED, INTERRUPTED, None]
+    assert states(study) == ["FAIL", "FAIL", "COMPLETE"]
+    assert stored(study, ERROR) == [INTERRUPTED, INTERRUPTED, None]
     assert study.trials[2].user_attrs[DEATHS] == 0
 
 
-def test_a_trial_that_was_trained_to_its_end_is_not_given_up(in_tmp: Path) -> None:
-    class Always(optuna.pruners.BasePruner):
-        def prune(self, study: Any, trial: Any) -> bool:
-            return True
+class Prunes(optuna.pruners.BasePruner):
+    """Gives one trial up, whatever its values are."""
 
-    study = prepare_study(**{**SMALL, "evaluations": 1, "trials": 1})
-    study.optuna.pruner = Always()
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def prune(self, study: Any, trial: Any) -> bool:
+        return bool(trial.number == self.number)
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "number", "expected"),
+    [(2, 1, ["COMPLETE", "PRUNED", "COMPLETE"]), (1, 0, ["COMPLETE"] * 3)],
+    ids=["hopeless", "trained to its end"],
+)
+def test_a_trial_that_is_hopeless_before_its_end_is_given_up(
+    evaluations: int, number: int, expected: list[str], in_tmp: Path
+) -> None:
+    study = prepare_study(**{**SMALL, "evaluations": evaluations})
+    study.optuna.pruner = Prunes(number)
     work_on(study)
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE"]
+    assert states(study) == expected
+    assert len(study.trials[number].intermediate_values) == 1
 
 
 def test_evaluations_of_a_training_that_was_rolled_back_do_not_count(in_tmp: Path) -> None:
@@ -107,19 +120,6 @@ def test_evaluations_of_a_training_that_was_rolled_back_do_not_count(in_tmp: Pat
     assert trial.value == pytest.approx(np.mean(values))
 
 
-def test_hopeless_trials_are_given_up(in_tmp: Path) -> None:
-    class Always(optuna.pruners.BasePruner):
-        def prune(self, study: Any, trial: Any) -> bool:
-            return trial.number == 1
-
-    study = prepare_study(**SMALL)
-    study.optuna.pruner = Always()
-    while (trial := study.queue.claim("here")) is not None:
-        run_trial(study, trial)
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED", "COMPLETE"]
-    assert len(study.trials[1].intermediate_values) == 1
-
-
 # --- Objectives that tell nothing -------------------------------------------------------------------------------------
 
 
@@ -142,9 +142,8 @@ class Long(Hunt):
 
 
 def searched(env: Any, **options: Any) -> Any:
-    settings = {"n_envs": 4, "n_steps": 20, "n_epochs": 1, "policy_kwargs.net_arch": [8]}
+    settings = {"n_envs": 4, "n_steps": 20, "n_epochs": 1, "policy_kwargs.net_arch": [8], "batch_size": 40}
     space = {"learning_rate": {"choices": [1e-3, 1e-2]}}
-    settings["batch_size"] = 40
     own = {"settings": settings, "space": space, "timesteps": 640, "study": "s", "confirm_seeds": 0, "trials": 2}
     return marl_sb3.tune(env, **{**SMALL, **own, **options})
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from searches import GRID, SMALL, SPACE, in_this_process, pretend, work_on
+from searches import GRID, SMALL, SPACE, claimed, in_this_process, pretend, states, stored, work_on
 
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.queue import IN_PROCESS
@@ -17,34 +17,34 @@ from marl_sb3.tools.tuning.trial import DEATHS, ERROR, INDEX, INTERRUPTED, KILLE
 from marl_sb3.tools.tuning.trials import run_trial
 
 
-def test_a_dead_search_gives_its_trials_back(in_tmp: Path) -> None:
-    study = prepare_study(**SMALL, study="s")
-    first = study.queue.claim(IN_PROCESS)
-    assert first is not None
+@pytest.fixture
+def study(in_tmp: Path) -> TuneStudy:
+    return prepare_study(**SMALL, study="s")
+
+
+def test_a_dead_search_gives_its_trials_back(study: TuneStudy) -> None:
+    first = claimed(study, IN_PROCESS)
     study.queue.requeue_dead()
     assert study.n_done() == 0
-    again = study.queue.claim(IN_PROCESS)
-    assert again is not None
+    again = claimed(study, IN_PROCESS)
     assert again.user_attrs.items() >= {RETRY_OF: first.number, DEATHS: 1}.items()
     study.queue.requeue(again.number, INTERRUPTED)  # by the user: it is not the trial's fault
-    once_more = study.queue.claim(IN_PROCESS)
-    assert once_more is not None
+    once_more = claimed(study, IN_PROCESS)
     assert once_more.user_attrs.items() >= {RETRY_OF: again.number, DEATHS: 1, "index": 0}.items()
     study.queue.requeue_dead()
-    assert [trial.state.name for trial in study.trials] == ["FAIL"] * 3  # killed twice: not tried again
-    assert [trial.user_attrs[ERROR] for trial in study.trials] == [KILLED, INTERRUPTED, KILLED]
+    assert states(study) == ["FAIL"] * 3  # killed twice: not tried again
+    assert stored(study, ERROR) == [KILLED, INTERRUPTED, KILLED]
     assert study.n_done() == 1
     work_on(study, pretend)
     assert study.n_done() == 3
 
 
-def test_a_trial_whose_worker_ended_with_its_search_is_tried_as_often_as_it_takes(in_tmp: Path) -> None:
-    study = prepare_study(**SMALL, study="s")
+def test_a_trial_whose_worker_ended_with_its_search_is_tried_as_often_as_it_takes(study: TuneStudy) -> None:
     for number in range(3):
-        assert study.queue.claim(f"process-{number}") is not None
+        claimed(study, f"process-{number}")
         study = prepare_study(study="s")
     assert study.n_done() == 0
-    assert [trial.user_attrs.get(ERROR) for trial in study.trials] == [INTERRUPTED] * 3 + [None]
+    assert stored(study, ERROR) == [INTERRUPTED] * 3 + [None]
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "grid"])
@@ -54,37 +54,42 @@ def test_a_search_that_was_killed_finds_what_it_would_have_found(sampler: str, i
     whole = in_this_process(pretend, study="whole", **options)
     study = prepare_study(**{**SMALL, **options}, study="killed")
     for n_drawn in (2, 0, 1):  # killed after all parameters, none or only the first were drawn
-        trial = study.queue.claim(IN_PROCESS)
-        assert trial is not None
+        trial = claimed(study, IN_PROCESS)
         for parameter in study.space.parameters[:n_drawn]:
             parameter.suggest(trial)
         study = prepare_study(study="killed")
-        trial = study.queue.claim("nobody kills this")
-        assert trial is not None
-        run_trial(study, trial, pretend)
+        run_trial(study, claimed(study, "nobody kills this"), pretend)
     work_on(study, pretend)
-    ended = [trial for trial in study.trials if trial.user_attrs.get(ERROR) != KILLED]
-    assert sorted(
-        (trial.user_attrs[INDEX], trial.params, trial.value, trial.user_attrs["seed"]) for trial in ended
-    ) == [(trial.user_attrs[INDEX], trial.params, trial.value, trial.user_attrs["seed"]) for trial in whole.trials]
+    found, expected = (
+        [
+            (trial.user_attrs[INDEX], trial.params, trial.value, trial.user_attrs["seed"])
+            for trial in each.trials
+            if trial.user_attrs.get(ERROR) != KILLED
+        ]
+        for each in (study, whole)
+    )
+    assert sorted(found) == expected
     assert len(study.trials) == len(whole.trials) + 3
 
 
+def waiting(study: TuneStudy) -> list[Any]:
+    """The parameters that are set for each trial."""
+    return [trial.system_attrs["fixed_params"] for trial in study.trials]
+
+
 def test_a_grid_that_was_killed_while_it_was_set_up_is_completed(in_tmp: Path) -> None:
-    grid = {"gamma": [0.8, 0.9, 0.95], "batch_size": [20]}
-    study = prepare_study(**{**SMALL, "space": None}, grid=grid, study="s")
-    waiting = [trial.system_attrs["fixed_params"] for trial in study.trials]
-    assert len(waiting) == 3
+    options: dict[str, Any] = {**SMALL, "space": None}
+    study = prepare_study(**options, grid={"gamma": [0.8, 0.9, 0.95], "batch_size": [20]}, study="s")
+    expected = waiting(study)
+    assert len(expected) == 3
     prepare_study(study="s")
-    assert [trial.system_attrs["fixed_params"] for trial in study.trials] == waiting
-    half = prepare_study(
-        **{**SMALL, "space": None, "trials": 1}, grid={"gamma": [0.8], "batch_size": [20]}, study="half"
-    )
+    assert waiting(study) == expected
+    half = prepare_study(**{**options, "trials": 1}, grid={"gamma": [0.8], "batch_size": [20]}, study="half")
     whole = TuneStudy(replace(half.search, space=study.search.space, trials=3), half.folder)
     whole.optuna.set_user_attr("search", None)
     whole.optuna.set_user_attr("search", _without_storage(whole.search))
     whole.begin()
-    assert [trial.system_attrs["fixed_params"] for trial in whole.trials] == waiting
+    assert waiting(whole) == expected
 
 
 def _without_storage(search: Search) -> dict[str, Any]:
@@ -96,7 +101,7 @@ def test_no_trial_is_lost_by_who_is_killed_while_giving_it_back(
     killed_before: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = prepare_study(**{**SMALL, "trials": 1}, study="s")
-    assert study.queue.claim("one") is not None
+    claimed(study, "one")
 
     def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -106,4 +111,4 @@ def test_no_trial_is_lost_by_who_is_killed_while_giving_it_back(
         with pytest.raises(KeyboardInterrupt):
             study.queue.requeue_dead()
     work_on(prepare_study(study="s"), pretend)
-    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
+    assert states(study) == ["FAIL", "COMPLETE"]

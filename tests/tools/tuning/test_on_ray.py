@@ -10,34 +10,37 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from searches import finished, pretend, work_on
+import pytest
+from searches import SMALL, claimed, finished, pretend, states, stored, work_on
 
 from marl_sb3.runs.jobs import Jobs
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.ray import PruningServer, packed, unpack
+from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trial import DEATHS, ERROR, KILLED
 from marl_sb3.tools.tuning.trials import OPPOSITION, TrialReport, run_trial
 from marl_sb3.tools.tuning.workers import TrainerLostError, work
 
 
-def test_a_trial_whose_process_has_ended_is_tried_once_again(in_tmp: Path) -> None:
-    study = prepare_study("arena", study="s", trials=1, timesteps=2000, settings={"n_steps": 50})
+@pytest.fixture
+def study(in_tmp: Path) -> TuneStudy:
+    return prepare_study(**{**SMALL, "trials": 1}, study="s")
 
+
+def test_a_trial_whose_process_has_ended_is_tried_once_again(study: TuneStudy) -> None:
     def lost(*_: Any) -> Any:
         raise TrainerLostError("its node is gone")
 
     for _ in range(2):
-        trial = study.queue.claim("worker")
-        assert trial is not None
-        assert run_trial(study, trial, lost)
-    assert [(trial.state.name, trial.user_attrs[ERROR]) for trial in study.trials] == [("FAIL", KILLED)] * 2
+        assert run_trial(study, claimed(study, "worker"), lost)
+    assert states(study) == ["FAIL"] * 2
+    assert stored(study, ERROR) == [KILLED] * 2
     assert study.trials[1].user_attrs[DEATHS] == 1
     assert study.queue.claim("worker") is None
 
 
-def test_a_result_of_another_machine_says_whether_the_returns_oppose_each_other(in_tmp: Path) -> None:
-    study = prepare_study("arena", study="s", trials=1, timesteps=2000, settings={"n_steps": 50})
-    report = TrialReport(study, study.queue.claim("worker"), 200, watch_opposition=True)  # type: ignore[arg-type]
+def test_a_result_of_another_machine_says_whether_the_returns_oppose_each_other(study: TuneStudy) -> None:
+    report = TrialReport(study, claimed(study, "worker"), 200, watch_opposition=True)
     assert report.goes_on({OPPOSITION: (None, "too few episodes")})
     assert (report.opposed, report.doubt) == (None, "too few episodes")
     assert not report.goes_on({OPPOSITION: ("their sum is 0", None)})
@@ -46,8 +49,7 @@ def test_a_result_of_another_machine_says_whether_the_returns_oppose_each_other(
 
 def test_threads_draw_their_own_parameters(in_tmp: Path) -> None:
     """A thread draws while another one has begun its trial: each has the sampler of its own trial."""
-    settings: Any = {"timesteps": 2000, "settings": {"n_steps": 50}, "trials": 4, "sampler": "random", "pruner": "none"}
-    one, other = prepare_study("arena", study="s", **settings), prepare_study("arena", study="t", **settings)
+    one, other = (prepare_study(**{**SMALL, "trials": 4, "sampler": "random"}, study=name) for name in "st")
     work_on(one, pretend)
     both_train = threading.Barrier(2)
 
@@ -79,9 +81,9 @@ def test_a_run_folder_comes_back_whole(tmp_path: Path) -> None:
     (there / "config.yaml").write_text("env: arena")
     (there / "checkpoints" / "ckpt-000001" / "state.json").write_bytes(bytes(range(256)))
     unpack(packed(there), tmp_path / "trials" / "00000")
-    names = sorted(str(path.relative_to(there)) for path in there.rglob("*"))
     here = tmp_path / "trials" / "00000"
-    assert sorted(str(path.relative_to(here)) for path in here.rglob("*")) == names
+    names = [sorted(str(path.relative_to(each)) for path in each.rglob("*")) for each in (there, here)]
+    assert names[0] == names[1]
     assert (here / "checkpoints" / "ckpt-000001" / "state.json").read_bytes() == bytes(range(256))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from searches import SMALL
+from searches import SMALL, claimed, stored
 from small_runs import assert_same_runs
 
 import marl_sb3
@@ -148,9 +148,19 @@ def pretend(config: Any, folder: Path, _: Any, goes_on: Any) -> TrainedRun:
     return TrainedRun(folder.absolute(), False, result, [result], f"ckpt-{generation:06d}")
 
 
+@pytest.fixture
+def study(in_tmp: Path) -> TuneStudy:
+    return prepare_study(**POPULATION, study="s")
+
+
+def train_generation(study: TuneStudy, train: Train = pretend) -> bool:
+    """Returns whether there was one to train."""
+    return enqueue_generation(study) and work(study, study.queue, run_trial, "here", train)
+
+
 def train_all(study: TuneStudy, train: Train = pretend) -> None:
-    while enqueue_generation(study):
-        assert work(study, study.queue, run_trial, "here", train)
+    while train_generation(study, train):
+        pass
 
 
 def outcome(study: TuneStudy) -> list[Any]:
@@ -165,19 +175,14 @@ def outcome(study: TuneStudy) -> list[Any]:
     ]
 
 
-def test_the_same_seed_finds_the_same(in_tmp: Path) -> None:
-    one, other = (prepare_study(**POPULATION, seed=3, study=name) for name in ("1", "2"))
-    for study in (one, other):
-        train_all(study)
-    assert outcome(one) == outcome(other)
-    assert [place for place, *_ in outcome(one)] == [(g, m) for g in range(3) for m in range(4)]
-    assert len(copies(one)) == 2  # one of four in each generation
-    assert (one.n_done(), len(one.completed())) == (12, 4)
-
-
-def test_kills_lose_no_member_and_repeat_no_generation(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, study = (prepare_study(**POPULATION, study=name) for name in ("whole", "killed"))
+def test_the_same_seed_finds_the_same_and_kills_lose_no_member_and_repeat_no_generation(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, study = (prepare_study(**POPULATION, seed=3, study=name) for name in ("whole", "killed"))
     train_all(whole)
+    assert [place for place, *_ in outcome(whole)] == [(g, m) for g in range(3) for m in range(4)]
+    assert len(copies(whole)) == 2  # one of four in each generation
+    assert (whole.n_done(), len(whole.completed())) == (12, 4)
     for generation in range(3):
         with monkeypatch.context() as patch:
             enqueue, before_the_kill = study.queue.enqueue, iter(range(1 + generation))
@@ -192,14 +197,12 @@ def test_kills_lose_no_member_and_repeat_no_generation(in_tmp: Path, monkeypatch
         for worker in (IN_PROCESS, "a process"):  # killed as it trains: the search itself, then one of its workers
             study = prepare_study(study="killed")
             assert enqueue_generation(study)
-            trial = study.queue.claim(worker)
-            assert trial is not None
-            study.space.suggest(trial)
+            study.space.suggest(claimed(study, worker))
         study = prepare_study(study="killed")
         assert work(study, study.queue, run_trial, "here", pretend)
     assert not enqueue_generation(study)
     assert outcome(study) == outcome(whole)
-    errors = [trial.user_attrs[ERROR] for trial in study.trials if ERROR in trial.user_attrs]
+    errors = filter(None, stored(study, ERROR))
     assert sorted(errors) == sorted([KILLED, INTERRUPTED] * 3)
     assert study.n_done() == 12
 
@@ -223,25 +226,23 @@ def test_a_copy_that_was_interrupted_is_made_again(tmp_path: Path, monkeypatch: 
     assert sorted(tmp_path.iterdir()) == [source, target]
 
 
-def test_a_member_that_fails_copies_another_one(in_tmp: Path) -> None:
-    def fails(config: Any, folder: Path, factory: Any, goes_on: Any) -> TrainedRun:
-        if folder.name == "00002":
-            raise ValueError("it is not finite")
-        return pretend(config, folder, factory, goes_on)
+def not_finite(config: Any, folder: Path, factory: Any, goes_on: Any) -> TrainedRun:
+    raise ValueError("it is not finite")
 
-    study = prepare_study(**POPULATION, study="s")
-    train_all(study, fails)
+
+def test_a_member_that_fails_copies_another_one(study: TuneStudy) -> None:
+    def fails_once(config: Any, folder: Path, factory: Any, goes_on: Any) -> TrainedRun:
+        train = not_finite if folder.name == "00002" else pretend
+        return train(config, folder, factory, goes_on)
+
+    train_all(study, fails_once)
     assert latest(study)[0, 2].state.name == "FAIL"
     assert latest(study)[1, 2].user_attrs[COPIED] in (0, 1, 3)
     assert len(study.completed()) == 4
 
 
-def test_a_population_of_failures_ends(in_tmp: Path) -> None:
-    def fails(*_: Any) -> TrainedRun:
-        raise ValueError("it is not finite")
-
-    study = prepare_study(**POPULATION, study="s")
-    train_all(study, fails)
+def test_a_population_of_failures_ends(study: TuneStudy) -> None:
+    train_all(study, not_finite)
     assert len(study.trials) == 4
 
 
@@ -266,12 +267,16 @@ def test_a_member_is_one_training_which_its_settings_repeat(in_tmp: Path) -> Non
     assert best.extensions == study.search.whole_config(study.settings_of(study.best_trial)).extensions
 
 
-def test_who_copied_whom_is_a_table(in_tmp: Path) -> None:
-    study = prepare_study(**POPULATION, study="s")
+def table(study: TuneStudy, name: str) -> list[dict[str, str]]:
+    """The rows of one of its files."""
+    with (study.folder / name).open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_who_copied_whom_is_a_table(study: TuneStudy) -> None:
     train_all(study)
     write_files(study)
-    with (study.folder / "copies.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = table(study, "copies.csv")
     assert len(rows) == 2
     for row, generation in zip(rows, (1, 2), strict=True):
         trials = {place: trial for place, trial in latest(study).items() if place[0] == generation - 1}
@@ -284,8 +289,7 @@ def test_who_copied_whom_is_a_table(in_tmp: Path) -> None:
         assert (int(row["trial"]), int(row["copied_trial"])) == (new.number, old.number)
         assert [row["copied_gamma"], row["gamma"]] == [str(each.params["gamma"]) for each in (old, new)]
         assert row["learning_rate"] == f"lin_{new.params['learning_rate']}"
-    with (study.folder / "trials.csv").open() as file:
-        places = [(int(row["generation"]), int(row["member"])) for row in csv.DictReader(file)]
+    places = [(int(row["generation"]), int(row["member"])) for row in table(study, "trials.csv")]
     assert places == [(generation, member) for generation in range(3) for member in range(4)]
     page = html.unescape((study.folder / "report.html").read_text(encoding="utf-8"))
     for heading in ("Who copied whom", "Settings over time", "Copies"):
@@ -298,13 +302,10 @@ def test_who_copied_whom_is_a_table(in_tmp: Path) -> None:
     assert f"batch_size {changes['batch_size'][0]} to {changes['batch_size'][1]}, " in page
 
 
-def test_a_population_is_shown_by_its_members(in_tmp: Path) -> None:
-    study = prepare_study(**POPULATION, study="s")
+def test_a_population_is_shown_by_its_members(study: TuneStudy) -> None:
+    assert train_generation(study)
     assert enqueue_generation(study)
-    assert work(study, study.queue, run_trial, "here", pretend)
-    assert enqueue_generation(study)
-    running = study.queue.claim("here")
-    assert running is not None
+    claimed(study, "here")
     screen = Console(file=io.StringIO(), width=200)
     screen.print(SearchView(screen, study).draw(ScreenSize(200, 20)))
     lines = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -337,11 +338,16 @@ def test_a_population_is_shown_by_its_members(in_tmp: Path) -> None:
             "n_envs, policy_kwargs.net_arch cannot change in a run that goes on: weights and optimizers are copied as "
             "they are; accepted with --sampler pbt: batch_size, ",
         ),
+        (
+            {"ray": RaySettings()},
+            "--ray is given, where no trial can go on from the run of another one; accepted with --sampler pbt: "
+            "--workers N",
+        ),
     ],
 )
 def test_what_a_population_cannot_do_is_said(options: dict[str, Any], message: str, in_tmp: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        prepare_study(**{**POPULATION, **options})
+        marl_sb3.tune(**{**POPULATION, **options})
     assert message in str(caught.value)
     assert not list(in_tmp.glob("runs/tune/*/*/trials"))
 
@@ -349,8 +355,7 @@ def test_what_a_population_cannot_do_is_said(options: dict[str, Any], message: s
 def test_a_population_is_of_one_folder(in_tmp: Path) -> None:
     shared: dict[str, Any] = {**POPULATION, "study": "s", "storage": "sqlite:///study.db"}
     here, there = (prepare_study(**shared, root=root) for root in ("here", "there"))  # neither has begun
-    assert enqueue_generation(there)
-    assert work(there, there.queue, run_trial, "theirs", pretend)
+    assert train_generation(there)
     theirs = prepare_study(**shared, root="there")
     own = theirs.folder_of(theirs.trials[0])
     with pytest.raises(ConfigError) as begun:
@@ -363,16 +368,10 @@ def test_a_population_is_of_one_folder(in_tmp: Path) -> None:
     assert enqueue_generation(there)
 
 
-def test_a_population_keeps_its_size(in_tmp: Path) -> None:
-    prepare_study(**POPULATION, study="s")
+def test_a_population_keeps_its_size(study: TuneStudy) -> None:
     assert prepare_study(study="s", trials=4).search.is_population
     with pytest.raises(ConfigError, match=r"study 's' exists with other values of trials"):
         prepare_study(study="s", trials=5)
-
-
-def test_on_ray_there_is_no_population(in_tmp: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--ray is given, .*; accepted with --sampler pbt: --workers N"):
-        marl_sb3.tune(**POPULATION, ray=RaySettings())
 
 
 def test_the_space_of_an_algorithm_loses_what_cannot_change(in_tmp: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from optuna.trial import TrialState
-from searches import SMALL
+from searches import SMALL, states
 from waiting import writing_to
 
 import marl_sb3
@@ -25,47 +26,47 @@ from marl_sb3.tools.tuning.trials import run_trials
 from marl_sb3.tools.tuning.workers import SearchError
 
 
-@pytest.mark.usefixtures("quick_searches")
-def test_a_killed_worker_loses_its_trial_alone_which_is_tried_once_again(in_tmp: Path) -> None:
-    study = prepare_study(**{**SMALL, "timesteps": 8_000, "pruner": "none"})
+def run_and_kill(study: TuneStudy, workers: int, whom: Callable[[int], int]) -> None:
+    """Run all trials, and kill a process once while one is trained; `whom` is given that of the worker that trains."""
     killed: list[int] = []
 
-    def kill_one(watched: TuneStudy) -> None:
-        running = [trial for trial in watched.trials if trial.state == TrialState.RUNNING]
-        processes = writing_to(study.folder / "workers")
-        logs = [f"{trial.user_attrs[WORKER]}.log" for trial in running]
-        if not killed and (found := [processes[log] for log in logs if log in processes]):
-            killed.append(found[0])
-            os.kill(killed[0], signal.SIGKILL)
+    def watch(watched: TuneStudy) -> None:
+        logs = {f"{trial.user_attrs[WORKER]}.log" for trial in watched.trials if trial.state == TrialState.RUNNING}
+        for log, worker in writing_to(study.folder / "workers").items():
+            victim = whom(worker) if log in logs and not killed else 0
+            if victim:
+                killed.append(victim)
+                os.kill(victim, signal.SIGKILL)
 
-    run_trials(study, workers=2, watch=kill_one)
-    states = [trial.state.name for trial in study.trials]
-    retries = [trial for trial in study.trials if RETRY_OF in trial.user_attrs]
+    run_trials(study, workers=workers, watch=watch)
     assert len(killed) == 1
-    assert states.count("COMPLETE") == 3
-    assert states.count("FAIL") == len(retries) == 1
+
+
+@pytest.mark.usefixtures("quick_searches")
+def test_a_killed_worker_loses_its_trial_alone_which_is_tried_once_again(in_tmp: Path) -> None:
+    study = prepare_study(**{**SMALL, "timesteps": 8_000})
+    run_and_kill(study, 2, lambda worker: worker)
+    assert sorted(states(study)) == ["COMPLETE", "COMPLETE", "COMPLETE", "FAIL"]
     (failed,) = [trial for trial in study.trials if trial.state == TrialState.FAIL]
+    (retry,) = [trial for trial in study.trials if RETRY_OF in trial.user_attrs]
     assert failed.user_attrs[ERROR] == "its process ended"
-    assert retries[0].user_attrs[RETRY_OF] == failed.number
-    assert retries[0].params.items() >= failed.params.items()
+    assert retry.user_attrs[RETRY_OF] == failed.number
+    assert retry.params.items() >= failed.params.items()
+
+
+def starter_of(worker: int) -> int:
+    """The process that has started it, other than this one; 0: it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        if (starter := psutil.Process(worker).ppid()) not in (1, os.getpid()):
+            return starter
+    return 0
 
 
 @pytest.mark.usefixtures("quick_searches")
 def test_trainings_that_end_with_the_process_that_starts_workers_are_not_to_blame(in_tmp: Path) -> None:
     study = prepare_study(**{**SMALL, "trials": 1})
-    killed: list[int] = []
-
-    def kill_starter(watched: TuneStudy) -> None:
-        running = [trial for trial in watched.trials if trial.state == TrialState.RUNNING]
-        for worker in writing_to(study.folder / "workers").values() if running and not killed else ():
-            with suppress(psutil.NoSuchProcess):
-                if (starter := psutil.Process(worker).ppid()) not in (1, os.getpid()):
-                    killed.append(starter)
-                    os.kill(starter, signal.SIGKILL)
-
-    run_trials(study, workers=1, watch=kill_starter)
-    states = [trial.state.name for trial in study.trials]
-    assert (len(killed), states) == (1, ["FAIL", "COMPLETE"])
+    run_and_kill(study, 1, starter_of)
+    assert states(study) == ["FAIL", "COMPLETE"]
     assert (study.trials[0].user_attrs[ERROR], study.trials[1].user_attrs[DEATHS]) == (INTERRUPTED, 0)
 
 
@@ -73,7 +74,7 @@ def test_trainings_that_end_with_the_process_that_starts_workers_are_not_to_blam
 def test_workers_find_a_registered_env(in_tmp: Path) -> None:
     marl_sb3.register_env("mine", ArenaEnv)
     study = marl_sb3.tune("mine", **{**SMALL, "trials": 1})
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE"]
+    assert states(study) == ["COMPLETE"]
     assert not str(study.trials[0].user_attrs[WORKER]).startswith("here-")
     assert (study.folder / "best.yml").is_file()
     assert (study.folder / "trials.csv").is_file()
@@ -85,7 +86,7 @@ def test_an_env_that_no_other_process_can_import_is_searched_in_this_one(in_tmp:
 
     seen: list[int] = []
     study = marl_sb3.tune(Mine, **SMALL, confirm_seeds=0, watch=lambda watched: seen.append(watched.n_done()))
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 3
+    assert states(study) == ["COMPLETE"] * 3
     assert seen == [1, 2, 3, 3]
     assert str(study.trials[0].user_attrs[WORKER]).startswith("here-")
     with pytest.raises(ConfigError, match="cannot be imported by 2 worker processes; accepted: a class or function"):
@@ -109,7 +110,7 @@ def test_a_search_in_which_every_trial_fails_ends_and_may_go_on_when_it_is_mende
     assert len(study.trials) == 5
     is_broken.clear()
     run_trials(prepare_study(breaks, study="s"))
-    assert [trial.state.name for trial in study.trials] == ["FAIL"] * 5 + ["COMPLETE"] * 2
+    assert states(study) == ["FAIL"] * 5 + ["COMPLETE"] * 2
 
 
 @pytest.mark.usefixtures("quick_searches")
@@ -151,7 +152,7 @@ def test_ctrl_c_gives_the_trials_back_that_run(grace_s: float, in_tmp: Path, mon
 
     with pytest.raises(KeyboardInterrupt):
         run_trials(study, workers=1, watch=interrupt)
-    assert [trial.state.name for trial in study.trials] == ["FAIL", "WAITING"]
+    assert states(study) == ["FAIL", "WAITING"]
     assert study.trials[0].user_attrs[ERROR] == INTERRUPTED
     assert study.trials[1].user_attrs[DEATHS] == 0
     assert bool(list(study.folder_of(study.trials[0]).glob("policies/*.zip"))) == (grace_s > 0)

@@ -1,4 +1,4 @@
-"""The files and the database of a study: shared with other machines, damaged, or of another search."""
+"""The files and the database of a study: shared with other machines, with a full disk, or of another search."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import yaml
 from optuna.storages.journal import JournalFileBackend
-from searches import SMALL, SPACE, in_this_process, pretend, work_on
+from searches import SMALL, SPACE, claimed, in_this_process, pretend, states, work_on
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.search import Search, read_search
 from marl_sb3.tools.tuning.space import parse_space
 from marl_sb3.tools.tuning.storage import SafeJournal, open_storage
+from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trials import run_trial
 
 
@@ -27,7 +28,7 @@ def test_half_a_line_of_a_killed_writer_does_not_end_the_study(in_tmp: Path) -> 
     with journal.open("ab") as file:
         file.write(b'{"op_code": 4, "work')
     study = in_this_process(pretend, study="s", trials=2)
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
+    assert states(study) == ["COMPLETE"] * 2
 
 
 def test_a_journal_on_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,32 +39,6 @@ def test_a_journal_on_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(JournalFileBackend, "append_logs", no_space)
     with pytest.raises(OSError, match=r"No space left on device: .*journal\.log"):
         journal.append_logs([])
-
-
-def test_a_journal_of_whole_lines_is_left_as_it_is(tmp_path: Path) -> None:
-    journal = SafeJournal(tmp_path / "log")
-    journal.append_logs([{"a": 1}])
-    journal.append_logs([{"a": 2}])
-    assert list(journal.read_logs(0)) == [{"a": 1}, {"a": 2}]
-
-
-@pytest.mark.parametrize("line", [b"garbage\n", b'{"op_code": 77}\n', b"[]\n", bytes(range(128, 256)) + b"\n"])
-def test_a_damaged_journal_is_named(line: bytes, in_tmp: Path) -> None:
-    study = prepare_study(**SMALL, study="s")
-    assert study.queue.claim("one") is not None
-    journal = study.folder / "journal.log"
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join([*lines[:4], line, *lines[5:]]))
-    with pytest.raises(ConfigError, match=r"runs/tune/arena/s/journal\.log is damaged: "):
-        prepare_study(study="s")
-
-
-def test_trials_without_their_storage_are_not_written_over(in_tmp: Path) -> None:
-    study = prepare_study(**SMALL, study="s")
-    (study.folder / "trials").mkdir()
-    (study.folder / "journal.log").unlink()
-    with pytest.raises(ConfigError, match="has trials that its storage does not know"):
-        prepare_study(study="s")
 
 
 def test_a_password_is_not_written_down(in_tmp: Path) -> None:
@@ -78,24 +53,6 @@ def test_a_password_is_not_written_down(in_tmp: Path) -> None:
     replace(search, storage="sqlite:///study.db?plugin=anything").write(in_tmp)
     with pytest.raises(ConfigError, match=r"is kept in sqlite.*plugin=anything; accepted: --storage"):
         read_search(in_tmp)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"space": 3}, "space is 3; accepted: a mapping"),
-        ({"settings": [1]}, r"settings is \[1\]; accepted: a mapping"),
-        ({"seed": -1}, "--seed is -1; accepted: an integer of at least 0"),
-        ({"objective": None}, "objective is None; accepted: a string"),
-        ({"extra": 1}, "is not that of a study"),
-    ],
-)
-def test_a_damaged_file_of_a_study_is_refused(change: dict[str, Any], message: str, in_tmp: Path) -> None:
-    study = prepare_study(**SMALL, study="s")
-    path = study.folder / "study.yaml"
-    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **change}))
-    with pytest.raises(ConfigError, match=message):
-        prepare_study(study="s")
 
 
 def test_a_study_that_sets_what_new_ones_may_not_goes_on(in_tmp: Path) -> None:
@@ -129,37 +86,37 @@ def storage(in_tmp: Path, empty_database: Path) -> str:
     return f"sqlite:///{shutil.copy(empty_database, in_tmp)}"
 
 
-def test_another_machine_may_take_the_trial_that_was_meant(
-    in_tmp: Path, storage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = prepare_study(**{**SMALL, "pruner": "none"}, study="s", storage=storage, root="here")
-    there = prepare_study(**{**SMALL, "pruner": "none"}, study="s", storage=storage, root="there")
+def of_both(storage: str) -> tuple[TuneStudy, TuneStudy]:
+    """A study in the database of two machines."""
+    here, there = (prepare_study(**SMALL, study="s", storage=storage, root=root) for root in ("here", "there"))
+    return here, there
+
+
+def test_another_machine_may_take_the_trial_that_was_meant(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = of_both(storage)
     ask, theirs = here.optuna.ask, []
 
     def too_late() -> Any:
-        theirs.append(there.queue.claim("there"))  # between our look and our grasp
+        theirs.append(claimed(there, "there"))  # between our look and our grasp
         return ask()
 
     monkeypatch.setattr(here.optuna, "ask", too_late)
-    ours = here.queue.claim("here")
-    assert ours is not None
-    assert theirs[0] is not None
+    ours = claimed(here, "here")
     assert {ours.user_attrs["index"], theirs[0].user_attrs["index"]} == {0, 1}
     assert run_trial(here, ours, pretend)
     assert run_trial(there, theirs[0], pretend)
-    assert [trial.state.name for trial in here.trials] == ["COMPLETE", "COMPLETE"]
+    assert states(here) == ["COMPLETE", "COMPLETE"]
 
 
-def test_trials_of_workers_elsewhere_are_left_alone(in_tmp: Path, storage: str) -> None:
-    here = prepare_study(**SMALL, study="s", storage=storage, root="here")
-    there = prepare_study(**SMALL, study="s", storage=storage, root="there")
-    assert here.queue.claim("one") is not None
+def test_trials_of_workers_elsewhere_are_left_alone(storage: str) -> None:
+    here, there = of_both(storage)
+    claimed(here, "one")
     there.queue.requeue_dead()
-    assert [trial.state.name for trial in here.trials] == ["RUNNING"]
+    assert states(here) == ["RUNNING"]
     here.queue.requeue_dead()
     work_on(there, pretend)
     work_on(here, pretend)
-    assert [trial.state.name for trial in here.trials] == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
+    assert states(here) == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
     assert here.best_config() == there.best_config()  # one was trained there, and is put together here
     assert not list(here.folder.glob("trials/*"))
     assert not (here.folder / "journal.log").exists()
@@ -167,7 +124,7 @@ def test_trials_of_workers_elsewhere_are_left_alone(in_tmp: Path, storage: str) 
         here.best_config("iteration")
 
 
-def test_a_search_that_is_refused_leaves_nothing_that_stands_in_the_way(in_tmp: Path, storage: str) -> None:
+def test_a_search_that_is_refused_leaves_nothing_that_stands_in_the_way(storage: str) -> None:
     prepare_study(**SMALL, study="s", storage=storage, root="here")
     with pytest.raises(ConfigError, match="the storage holds a study 's' with another seed; accepted: another"):
         prepare_study(**SMALL, study="s", storage=storage, root="there", seed=1)

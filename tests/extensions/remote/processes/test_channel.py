@@ -61,7 +61,7 @@ def test_a_message_that_comes_while_the_channel_polls_is_returned() -> None:
     ours, theirs = socket.socketpair()
     channel = Channel(theirs, receive_s=1e-6, polling_s=60)  # without polling, it would give up at once
     with ours:
-        threading.Timer(0.01, lambda: ours.sendall(packed(b"late"))).start()
+        threading.Timer(0.1, lambda: ours.sendall(packed(b"late"))).start()
         assert channel.receive().payload == b"late"
     with pytest.raises(ChannelClosedError):
         channel.receive()

@@ -10,57 +10,47 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
-from crashing_envs import Asleep, FatalAtStart, Numbers, Parent, Printing
+from crashing_envs import Asleep, Fatal, Numbers, Parent, Printing
 from waiting import is_running, wait_for
+from worker_vec_envs import restarts, workers_of, zero_step, zeros
 
 from marl_sb3 import make_vec_env
 from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.extensions.remote.processes.fork_server import ForkServer, fork_server
 
 MODULE = "marl_sb3.extensions.remote.workers.server"
-NO_ACTIONS = [np.zeros((2, 2), int)]
 
 
 def test_what_envs_print_is_printed_by_this_process(capsys: pytest.CaptureFixture[str]) -> None:
     lines: list[str] = []
-    vec = make_vec_env(Printing, n_envs=2, n_workers=2)
-    vec.reset()
-    vec.step(NO_ACTIONS)
-    vec.close()
+    with workers_of(Printing, n_envs=2) as vec:
+        zero_step(vec)
     wait_for(lambda: lines.extend(capsys.readouterr().out.splitlines()) or len(lines) == 4)
     assert sorted(lines) == ["env 0 → step 0", "env 1 → step 0", "from below", "from below"]
 
 
 def test_what_an_env_has_started_ends_with_its_worker() -> None:
-    vec = make_vec_env(Parent, n_envs=2, n_workers=2)
-    vec.reset()
-    first = vec.call("child_process", [0, 1])
-    os.kill(vec.call("process", [0])[0], signal.SIGKILL)
-    vec.step(NO_ACTIONS)  # at once, although the child has inherited the connection of its parent
-    later = vec.call("child_process", [0, 1])
-    assert later[1] == first[1]
-    wait_for(lambda: not is_running(first[0]))
-    vec.close()
+    with workers_of(Parent, n_envs=2) as vec:
+        first = vec.call("child_process", [0, 1])
+        os.kill(vec.call("process", [0])[0], signal.SIGKILL)
+        zero_step(vec)  # at once, although the child has inherited the connection of its parent
+        later = vec.call("child_process", [0, 1])
+        assert later[1] == first[1]
+        wait_for(lambda: not is_running(first[0]))
     wait_for(lambda: not any(map(is_running, later)))
 
 
 def test_a_worker_that_ends_while_it_makes_its_envs_is_replaced(tmp_path: Path) -> None:
-    file = tmp_path / "now"
-    file.touch()
-    vec = make_vec_env(FatalAtStart, n_envs=2, n_workers=2, file=str(file))
-    assert vec.health is not None
-    assert vec.health.num_worker_restarts == 1
-    vec.close()
+    (tmp_path / "now").touch()
+    with workers_of(Fatal, n_envs=2, folder=str(tmp_path), at=-1) as vec:
+        assert restarts(vec) == 1
 
 
 def test_envs_that_hang_are_not_waited_for_after_an_interrupt(caplog: pytest.LogCaptureFixture) -> None:
-    vec = make_vec_env(Asleep, n_envs=2, n_workers=2, worker_timeout_s=0.1)
-    vec.reset()
-    vec.send(NO_ACTIONS)
-    vec.close()
+    with workers_of(Asleep, n_envs=2, worker_timeout_s=0.1) as vec:
+        vec.send(zeros(vec))
     words = "worker {0} (env {0}) has hung: env {0} has not answered after an interrupt"
     assert [message.partition(",")[0] for message in caplog.messages] == [words.format(0), words.format(1)]
 
@@ -68,10 +58,8 @@ def test_envs_that_hang_are_not_waited_for_after_an_interrupt(caplog: pytest.Log
 def test_a_system_without_files_in_memory_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("memfd_create", "posix_fallocate"):
         monkeypatch.delattr(os, name)
-    vec = make_vec_env(Numbers, n_envs=2, n_workers=2)
-    vec.reset()
-    assert vec.step(NO_ACTIONS).acted.all()
-    vec.close()
+    with workers_of(Numbers, n_envs=2) as vec:
+        assert zero_step(vec).acted.all()
 
 
 def test_more_workers_than_files_may_be_open_are_refused() -> None:
@@ -104,9 +92,8 @@ def test_an_interrupt_leaves_no_answer_to_another_request() -> None:
             server.end(1)
     signal.signal(signal.SIGALRM, before)
     threading.Timer(0.1, os.kill, (server._process.pid, signal.SIGCONT)).start()
-    vec = make_vec_env(Numbers, n_workers=1)
-    (worker,) = vec.call("process", [0])
-    vec.close()
+    with workers_of(Numbers, n_envs=1, n_workers=1) as vec:
+        (worker,) = vec.call("process", [0])
     assert not psutil.pid_exists(worker)
 
 
@@ -116,13 +103,13 @@ def test_a_file_in_the_working_folder_hides_no_module_that_this_process_has(in_t
 
 
 def test_a_fork_of_this_process_leaves_the_envs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    vec = make_vec_env(Numbers, n_workers=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "getpid", lambda: 1)
-        with pytest.raises(VecEnvOrderError, match=r"^the workers belong to process \d+, of which this one is a fork$"):
-            vec.reset()
-    vec.reset()
-    vec.close()
+    words = r"^the workers belong to process \d+, of which this one is a fork$"
+    with workers_of(Numbers, n_envs=1, n_workers=1) as vec:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: 1)
+            with pytest.raises(VecEnvOrderError, match=words):
+                vec.reset()
+        vec.reset()
 
 
 @pytest.mark.usefixtures("real_fork_servers")
@@ -157,15 +144,12 @@ def test_a_fork_server_that_does_not_answer_in_time_is_said(monkeypatch: pytest.
 
 @pytest.mark.usefixtures("real_fork_servers")
 def test_a_fork_server_that_has_closed_its_connection_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    vec = make_vec_env(Numbers, n_envs=2, n_workers=2, max_worker_restarts=1)
-    vec.reset()
-    server, workers = fork_server(MODULE), vec.call("process", [0, 1])
-    os.kill(server._process.pid, signal.SIGKILL)
-    wait_for(lambda: not any(map(is_running, workers)))
-    poll = server._process.poll
-    monkeypatch.setattr(server._process, "poll", lambda: None)  # as if it had not ended yet
-    assert vec.step(NO_ACTIONS).acted.all()
-    assert vec.health is not None
-    assert vec.health.num_worker_restarts == 2
-    assert poll() == -signal.SIGKILL
-    vec.close()
+    with workers_of(Numbers, n_envs=2, max_worker_restarts=1) as vec:
+        server, workers = fork_server(MODULE), vec.call("process", [0, 1])
+        os.kill(server._process.pid, signal.SIGKILL)
+        wait_for(lambda: not any(map(is_running, workers)))
+        poll = server._process.poll
+        monkeypatch.setattr(server._process, "poll", lambda: None)  # as if it had not ended yet
+        assert zero_step(vec).acted.all()
+        assert restarts(vec) == 2
+        assert poll() == -signal.SIGKILL
