@@ -35,7 +35,7 @@ from marl_sb3.extensions.remote.ray import AnyRunners
 from marl_sb3.extensions.store.checkpoint_folder import RUN_CONFIG
 from marl_sb3.extensions.transfer.initial_weights import init_from as start_from
 from marl_sb3.extensions.transfer.initial_weights import parse_init_from
-from marl_sb3.files.atomic import write_whole
+from marl_sb3.files.atomic import remove_unfinished, write_whole
 from marl_sb3.files.paths import path_is_usable, require_text
 from marl_sb3.files.plain_yaml import parse_value
 from marl_sb3.files.regular import read_regular, require_own
@@ -266,6 +266,7 @@ def resume_run(
             with source_named(config.where):
                 run.algorithm.start_runners()
             inexact = _restore(run, checkpoint)
+            remove_unfinished(files.checkpoints.path)  # of a killed save after which none may follow
             if recorder is not None:
                 recorder.open(algorithm)
             if goes_on:

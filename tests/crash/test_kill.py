@@ -107,6 +107,9 @@ def test_what_a_killed_save_leaves_goes_with_the_next_and_is_never_a_checkpoint(
     assert checkpoints.load().name == checkpoints.names()[-1]
     assert training.resume() == 0
     assert sorted(path.name for path in checkpoints.path.iterdir()) == checkpoints.names()
+    (checkpoints.path / ".unfinished-former-ckpt-000006").mkdir()  # killed in the last save, when the new one stood
+    assert training.resume() == 0
+    assert training.differences() == []
 
 
 @pytest.mark.proof
