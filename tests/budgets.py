@@ -36,7 +36,7 @@ MOST: Mapping[str, int] = {
     "functions": 5_482,
     "functions of at most 3 lines": 2_507,
     "doors": 10,
-    "tests: lines": 66_200,
+    "tests: lines": 66_000,
     "env step: functions": 64,
     "env step: files": 19,
     "update: functions": 59,

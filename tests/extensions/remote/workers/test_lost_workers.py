@@ -144,3 +144,11 @@ def test_a_worker_that_is_started_later_has_the_folder_and_variables_of_the_firs
         os.kill(processes(vec)[0], signal.SIGKILL)
         assert vec.call("folder", [0, 3]) == [folder, folder]
         assert vec.call("variable", [0, 3], "FOLDER") == [None, None]
+
+
+def test_a_worker_that_replaces_another_has_the_settings_of_all() -> None:
+    with both("arena", episode_horizon=4, env_state=True) as (vec, other):
+        os.kill(processes(vec)[1], signal.SIGKILL)
+        assert played(vec, 9) == played(other, 9)
+        assert repr(vec.latest.env_state) == repr(other.latest.env_state)
+        assert restarts(vec) == 1
