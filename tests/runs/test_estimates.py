@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,11 @@ import marl_sb3
 from marl_sb3 import estimate_policies
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluate import main as evaluate
-from marl_sb3.extensions.data import estimators
 
 SETTINGS = {
     "n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 8, "policy_kwargs.net_arch": [8],
 }  # fmt: skip
 EPISODES = 80
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _few_redraws() -> Iterator[None]:
-    """Intervals of DR of as many fits as there are at least: they take most of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimators, "_REDRAWS", estimators._LEAST_REDRAWS)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +52,11 @@ def of_both(played: tuple[Path, Path]) -> Any:
 def test_the_policies_that_have_played_have_the_recorded_returns(played: Any) -> None:
     found = estimate_policies(marl_sb3.load_policies(played[0]), played[1])
     assert found.effective_episodes == pytest.approx(EPISODES, rel=1e-3)
-    assert [warning.partition(" (")[0] for warning in found.warnings] == ["few episodes for the Q of DR"]
+    assert found.warnings == []
     for name, estimates in found.estimates.items():
         recorded = found.recorded[name]
         for estimator in ("IS", "PDIS", "WIS", "WPDIS"):
             assert estimates[estimator].mean == pytest.approx(recorded.mean, abs=1e-2)
-        assert recorded.ci95[0] <= estimates["DR"].mean <= recorded.ci95[1]
 
 
 def test_other_policies_are_estimated_as_they_play(played: Any, of_both: Any) -> None:
@@ -101,9 +90,8 @@ def test_the_command_warns_where_the_weights_have_collapsed(played: Any, capsys:
     assert evaluate([str(played[0]), "--on", str(played[1]), "--gamma", "0.9", "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
     assert plain["gamma"] == 0.9
-    assert set(plain["estimates"]["sum of returns"]) == {"IS", "PDIS", "WIS", "WPDIS", "DR"}
-    assert len(plain["warnings"]) == 1
-    assert plain["warnings"][0].startswith("few episodes for the Q of DR (agent1: 320 decisions for ")
+    assert set(plain["estimates"]["sum of returns"]) == {"IS", "PDIS", "WIS", "WPDIS"}
+    assert plain["warnings"] == []
 
 
 def test_data_that_tell_nothing_are_refused(played: Any, tmp_path: Path, capsys: Any) -> None:

@@ -10,14 +10,9 @@ import pytest
 
 from marl_sb3.extensions.data.estimators import (
     Decisions,
-    Fitting,
     effective_sample_size,
     estimate,
-    fit_q,
     joint_weights,
-    made,
-    resamples,
-    robust_values,
 )
 
 # Two states, two actions, two decisions: action 1 leads to state 1, action 0 to state 0, with probability 3/4.
@@ -72,8 +67,8 @@ def test_numbers_by_hand() -> None:
     """
     episodes = []
     for ratios, rewards in (([2, 0.5], [1, 4]), ([0.5, 0.5], [2, 8])):
-        after, before, whole = joint_weights({"a": np.log(ratios)}, {"a": np.arange(2)})["a"]
-        episodes.append([Decisions(np.array(rewards), after, before, whole)])
+        after, whole = joint_weights({"a": np.log(ratios)}, {"a": np.arange(2)})["a"]
+        episodes.append([Decisions(np.array(rewards), after, whole)])
     found = {name: each.mean for name, each in estimate(episodes, 0.5).items()}
     assert found == pytest.approx({"IS": 2.25, "PDIS": 3.0, "WIS": 3.6, "WPDIS": 3.6})
 
@@ -83,10 +78,9 @@ def test_joint_weights_are_products_over_agents_up_to_the_next_decision() -> Non
     ratios = {"a": np.log([2.0, 3.0]), "b": np.log([5.0, 7.0]), "c": None}
     steps = {"a": np.array([0, 2]), "b": np.array([1, 3]), "c": np.array([0])}
     found = joint_weights(ratios, steps)
-    for agent, after, before in (("a", [10, 210], [1, 10]), ("b", [30, 210], [2, 30]), ("c", [210], [1])):
+    for agent, after in (("a", [10, 210]), ("b", [30, 210]), ("c", [210])):
         np.testing.assert_allclose(np.exp(found[agent][0]), after)
-        np.testing.assert_allclose(np.exp(found[agent][1]), before)
-        assert np.exp(found[agent][2]) == pytest.approx(210)
+        assert np.exp(found[agent][1]) == pytest.approx(210)
 
 
 def test_two_agents_that_both_change_are_estimated_without_bias() -> None:
@@ -100,83 +94,6 @@ def test_two_agents_that_both_change_are_estimated_without_bias() -> None:
         expected += BEHAVIOUR[0, one] * BEHAVIOUR[1, two] * estimate([both])["PDIS"].mean
         true += TARGET[0, one] * TARGET[1, two] * 2 * paid[one, two]
     assert expected == pytest.approx(true)
-
-
-def test_fitted_q_of_a_table_is_that_of_the_policy() -> None:
-    """Each trajectory as often as it is likely: features of (state, step) make Q exact."""
-    parts = []
-    for probability, states, actions in trajectories():
-        for _ in range(round(probability * 64)):
-            parts.append((states, actions))
-    features = np.array([np.eye(4)[2 * t + s] for states, _ in parts for t, s in enumerate(states)])
-    states, actions = (np.array([x[i] for x in parts]).ravel() for i in (0, 1))
-    last = np.tile([False, True], len(parts))
-    theta = fit_q(features, actions, REWARDS[states, actions], TARGET[states], last, GAMMA)
-    np.testing.assert_allclose(TARGET[0] @ theta[:, 0], true_value(TARGET), rtol=1e-4)
-    np.testing.assert_allclose(theta[:, 2:].T, REWARDS, rtol=1e-4, atol=1e-4)
-
-
-def fitting(drawn: list[int], behaviour: np.ndarray, target: np.ndarray, noise: int, seed: int) -> Fitting:
-    """Episodes of the MDP whose states are features, among others that tell nothing."""
-    _, states, actions = zip(*trajectories(), strict=True)
-    own = [decisions(states[n], actions[n], target, behaviour) for n in drawn]
-    seen = np.concatenate([states[n] for n in drawn])
-    features = np.concatenate([np.eye(2)[seen], np.tile(np.eye(2), (len(drawn), 1))], axis=1)
-    more = np.random.default_rng(seed).normal(size=(len(seen), noise))
-    return Fitting(
-        own, np.concatenate([features, more], axis=1), np.concatenate([actions[n] for n in drawn]), target[seen]
-    )
-
-
-@pytest.mark.parametrize("noise", [0, 40])
-def test_a_fitted_doubly_robust_estimate_has_no_bias_and_no_more_variance_than_importance_sampling(noise: int) -> None:
-    random, draws = np.random.default_rng(noise), np.ones((1, 30))
-    probabilities = [probability for probability, _, _ in trajectories()]
-    plain, robust = [], []
-    for seed in range(150):
-        own = fitting(random.choice(8, p=probabilities, size=30).tolist(), BEHAVIOUR, TARGET, noise, seed)
-        plain.append(estimate([[each] for each in own.decisions], GAMMA)["PDIS"].mean)
-        robust.append(float(robust_values(own, draws, GAMMA).mean()))
-    assert abs(np.mean(robust) - true_value(TARGET)) < 4 * np.std(robust) / np.sqrt(150)
-    assert np.std(robust) < np.std(plain) * (1.05 if noise else 0.3)
-
-
-@pytest.mark.parametrize("noise", [0, 30])
-def test_of_the_policy_that_has_played_it_is_near_the_average_of_the_episodes(noise: int) -> None:
-    """Within three standard errors of the average; with a Q that tells nothing, most often within 0.6 of one."""
-    random = np.random.default_rng(noise)
-    probabilities = [probability for probability, _, _ in trajectories()]
-    apart = []
-    for seed in range(30):
-        own = fitting(random.choice(8, p=probabilities, size=20).tolist(), BEHAVIOUR, BEHAVIOUR, noise, seed)
-        returns = np.array([each.rewards @ [1, GAMMA] for each in own.decisions])
-        found = robust_values(own, np.ones((1, 20)), GAMMA).mean()
-        apart.append(abs(found - returns.mean()) / (returns.std() / np.sqrt(20)))
-    assert max(apart) < 3
-    if noise:
-        assert np.median(apart) < 0.6
-
-
-def test_the_bootstrap_fits_q_anew_and_its_intervals_hold_the_truth() -> None:
-    random, held, narrow = np.random.default_rng(1), 0, 0
-    probabilities = [probability for probability, _, _ in trajectories()]
-    for seed in range(30):
-        own = fitting(random.choice(8, p=probabilities, size=12).tolist(), BEHAVIOUR, TARGET, 0, seed)
-        counts = resamples(12, seed)[:81]
-        values = robust_values(own, counts, GAMMA)
-        interval, fixed = (made((counts * each).sum(axis=1) / 12).ci95 for each in (values, values[:1]))
-        assert interval is not None
-        assert fixed is not None
-        held += interval[0] <= true_value(TARGET) <= interval[1]
-        narrow += fixed[0] <= true_value(TARGET) <= fixed[1]
-    assert narrow < held
-    assert 25 <= held <= 30
-
-
-def test_a_fit_that_would_take_minutes_is_not_redrawn() -> None:
-    large = Fitting([], np.zeros((100_000, 300)), np.zeros(100_000, int), np.zeros((100_000, 5)))
-    assert (large.size, large.redraws) == (1500, 0)
-    assert fitting([0, 1], BEHAVIOUR, TARGET, 0, 0).redraws == 200
 
 
 def test_effective_sample_size() -> None:
