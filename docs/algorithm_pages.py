@@ -87,6 +87,7 @@ COMMANDS = {
     "iql": "python -m marl_sb3.train arena --timesteps 20000 --seed 0 --record recorded\n"
     "python -m marl_sb3.imitate recorded --env arena --algo iql --epochs 3 --seed 0",
 }
+OF_TEAMS = "teams"  # stands for a hyperparameter that only algorithms for teams have
 # What each hyperparameter does, of the algorithms that also have the hyperparameter before the table. Later tables win.
 MEANINGS: dict[str, dict[str, str]] = {
     "policy_kwargs": {
@@ -173,10 +174,8 @@ MEANINGS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("optimize_memory_usage", "use_sde"), "cannot be changed with sequences"),
     },
     "double_dqn": {"double_dqn": "the trained network chooses the next action, and the target network gives its value"},
-    "team_reward": {
+    OF_TEAMS: {
         "batch_size": "transitions of the team in a minibatch; each minibatch is one gradient step",
-        "team_reward": "what the team is paid: the sum or the mean of its agents' rewards, or (shared) "
-        "the reward that all of them get",
         **dict.fromkeys(("n_steps", "optimize_memory_usage"), "cannot be changed with teams"),
         "replay_buffer_class": "null: by the observations; goals (`HerReplayBuffer`) do not go with teams",
     },
@@ -291,7 +290,8 @@ def _reached(name: str) -> str:
 
 def _hyperparameters(info: AlgorithmInfo) -> str:
     defaults = hyperparameter_defaults(info.algorithm_class)
-    meanings = {key: text for needed, texts in MEANINGS.items() if needed in defaults for key, text in texts.items()}
+    known = {*defaults, OF_TEAMS} if "team" in str(info.learner) else {*defaults}
+    meanings = {key: text for needed, texts in MEANINGS.items() if needed in known for key, text in texts.items()}
     rows = [
         f"| `{name}` | {_default(value)} | {meanings[name]} | {_accepted(info.kinds[name])} |"
         for name, value in defaults.items()

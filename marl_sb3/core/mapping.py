@@ -59,6 +59,12 @@ class PolicyMapping:
         """Return the agents that a policy may play, each with its id."""
         return {agent: policy_id for agent, policy_ids in self.candidates.items() if policy_id in policy_ids}
 
+    def team_of(self, policy_id: PolicyID) -> tuple[AgentID, ...]:
+        """Return the agents whose rewards `team_reward` adds up for a policy; none where policies take turns."""
+        alone = tuple(agent for agent, own in self.candidates.items() if len(self.seats_of(own[0])) == 1)
+        seats = tuple(self.seats_of(policy_id))
+        return () if self.varied else seats if len(seats) > 1 else alone
+
     @property
     def varied(self) -> Mapping[AgentID, Sequence[PolicyID]]:
         """The candidates if some agent has more than one, or others may play it; else nothing."""
@@ -247,6 +253,7 @@ class PolicyRows:
     agent_columns: tuple[int, ...]  # their indices on the axis of all agents
     group_columns: tuple[int, ...]  # their indices on the axis of the group
     steps_apart: bool = False  # see `MultiAgentVecEnv`
+    team_columns: tuple[int, ...] = ()  # of the agents of its team, on the axis of all agents; see `team_of`
 
     @property
     def num_rows(self) -> int:
@@ -320,8 +327,10 @@ def _column_index(columns: Sequence[int]) -> Any:
     return slice(first, last + 1) if list(columns) == list(range(first, last + 1)) else np.array(columns)
 
 
-def rows_of_policy(env: MultiAgentVecEnv, policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID]) -> PolicyRows:
-    """Return the places of a policy's agents.
+def rows_of_policy(
+    env: MultiAgentVecEnv, policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID], team: Sequence[AgentID] = ()
+) -> PolicyRows:
+    """Return the places of a policy's agents, and of those of its team.
 
     Raises:
         ConfigError: they do not all have the same spaces.
@@ -348,6 +357,7 @@ def rows_of_policy(env: MultiAgentVecEnv, policy_id: PolicyID, policy_of: Mappin
         agent_columns=tuple(map(env.agents.index, agents)),
         group_columns=tuple(map(group.agents.index, agents)),
         steps_apart=env.steps_apart,
+        team_columns=tuple(map(env.agents.index, team)),
     )
 
 

@@ -35,6 +35,7 @@ ENVS: dict[Any, list[dict[str, Any]]] = {
         {"max_timesteps": 7},
         {"height": 3, "width": 5, "max_timesteps": 12},
         {"height": 6, "width": 4, "observe": "coordinates", "max_timesteps": 3},
+        {"height": 5, "width": 5, "observe": "window", "window": 5, "max_timesteps": 9},
     ],
     Drifting: [{}, {"partial": 0}],
     Uneven: [{}],

@@ -162,7 +162,9 @@ class PolicySpec:
         if values.get("policy_kwargs") is not None:
             own_policy = registered_class("policy", plain.string("policy")) is not None
             _check_network(given.fields("policy_kwargs"), own_policy=own_policy)
-        resolve_hyperparameters(algorithm, values)  # checked before `cls` is called: a name could be `algorithm`
+        of_sections = section_by_setting()  # which a former version may have had as hyperparameters
+        # checked before `cls` is called: a name could be `algorithm`
+        resolve_hyperparameters(algorithm, {name: values[name] for name in values if name not in of_sections})
         for section, settings in policy_sections().items():
             if section in plain:  # checkpoints of some versions have none
                 saved, kinds = plain.fields(section), settings.kinds()

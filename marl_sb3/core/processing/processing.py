@@ -208,6 +208,7 @@ class Processing:
 
     def __init__(self, settings: ProcessingSettings, policy: ProcessedPolicy, observation_space: Space) -> None:
         self.settings, self.agents = settings, policy.agents
+        self.team_reward = settings.team_reward  # None: it is left to the algorithm, or each learns from its own
         self.env_observation_space = observation_space
         self.observation_space = observation_space  # the space of processed observations
         self.processors: dict[str, ObservationProcessor] = {}  # by setting, in the order in which they are applied

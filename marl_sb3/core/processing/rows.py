@@ -16,6 +16,7 @@ from marl_sb3.core.state.state import AS_SUMS, StateReader
 from marl_sb3.core.vec_env.observations import map_arrays, pairs, with_rows, zeros
 from marl_sb3.core.vec_env.slot_states import require_categories
 from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, BoolArray, Observations
 
 # Final observations (n, ...) of rows, (rows,) bool, that were truncated -> (n,) what their returns go on with.
@@ -152,6 +153,10 @@ class ProcessedRows(RowProcessing):
         known = processing.agents  # it may act for some of them only, in evaluations
         numbers = range(len(rows.agents)) if set(rows.agents) - set(known) else map(known.index, rows.agents)
         self._agents = np.tile(list(numbers), rows.num_envs)
+        if processing.team_reward is not None and learns and len(rows.team_columns) < 2:
+            words = f"policy {rows.policy_id!r}: team_reward is {processing.team_reward}, but there is no team"
+            accepted = "several agents with fixed policies; or null"
+            raise ConfigError(f"{words}; accepted: {accepted}", key="team_reward")
         super().__init__(rows)
 
     @override
@@ -185,7 +190,7 @@ class ProcessedRows(RowProcessing):
 
     @override
     def observe(self, step: VecStep, bootstrap: Bootstrap | None = None) -> Array:
-        paid, over = self._sum(step, self._rows.of_agents(step.rewards))
+        paid, over = self._sum(step, self._rows.of_agents(self._team_rewards(step)))
         ended = self._rows.of_agents(step.terminated | step.truncated)
         if REWARD in self.memory:
             rewards = with_rows(self.memory[REWARD], over, paid[over, None])
@@ -198,6 +203,31 @@ class ProcessedRows(RowProcessing):
         if bootstrap is not None:
             self._add_values_at_time_limits(step, processed, bootstrap)
         return processed
+
+    def _team_rewards(self, step: VecStep) -> Array:
+        """(E, all agents) float32: what agents are paid, or their teams.
+
+        Raises:
+            ConfigError: a team is not paid the same, though `team_reward` says so.
+        """
+        how, columns = self.processing.team_reward, self._rows.team_columns
+        if how is None or not columns:
+            return step.rewards
+        if how == "shared":
+            self._require_shared(step)
+            return step.rewards
+        total: Array = sum(step.rewards[:, column] for column in columns)  # type: ignore[assignment]  # one by one
+        of_team = total if how == "sum" else total / np.float32(len(columns))
+        return np.broadcast_to(of_team[:, None], step.rewards.shape)
+
+    def _require_shared(self, step: VecStep) -> None:
+        columns = list(self._rows.team_columns)
+        there, paid = step.in_play[:, columns], step.rewards[:, columns]
+        first = paid[np.arange(len(paid)), there.argmax(axis=1)]  # of the first one that is in play
+        for env_index, place in np.argwhere(there & ~np.isclose(paid, first[:, None], rtol=1e-4, atol=1e-6))[:1]:
+            words = f"team_reward is shared, but in env {env_index} one of the team was paid {first[env_index]:g} and "
+            words += f"another {paid[env_index, place]:g}"
+            raise ConfigError(f"policy {self._rows.policy_id!r}: {words}; accepted: sum, mean", key="team_reward")
 
     def _processed_rewards(self, rewards: Array, over: BoolArray) -> Array:
         """Clip the rewards of transitions that are over, then divide them as `VecNormalize` does.

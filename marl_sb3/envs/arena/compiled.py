@@ -34,12 +34,12 @@ def start(state: Any, rng: Array) -> None:
 
 
 @lru_cache(maxsize=64)
-def compiled_rules(height: int, width: int, most_timesteps: int, coordinates: bool) -> CompiledRules:
+def compiled_rules(height: int, width: int, most_timesteps: int, observe: str, window: int) -> CompiledRules:
     """Return the rules for a grid of this size.
 
     Args:
         most_timesteps: the longest episodes for which there are coins.
-        coordinates: whether places are observed as row and column, and not as cells.
+        observe: see `ArenaEnv`; `window`, too.
     """
     size = height * width
     state = [
@@ -50,12 +50,12 @@ def compiled_rules(height: int, width: int, most_timesteps: int, coordinates: bo
     ]
     return CompiledRules(
         agents=rules.AGENTS,
-        observation_space=MultiDiscrete(([height, width] if coordinates else [size]) * 2),
+        observation_space=MultiDiscrete(rules.observed_sizes(height, width, observe, window)),
         action_space=Discrete(4),
         state=np.dtype(state, align=True),
         start=start,
         step=rules.step,
-        observe=rules.observe_coordinates if coordinates else rules.observe_cells,
+        observe=rules.OBSERVE[observe],
         infos=rules.INFOS,
     )
 
@@ -76,7 +76,7 @@ class BatchedArena(CompiledBatch):
 
     @staticmethod
     def _rules(template: ArenaEnv, most_timesteps: int) -> CompiledRules:
-        return compiled_rules(template.height, template.width, most_timesteps, template.observe == "coordinates")
+        return compiled_rules(template.height, template.width, most_timesteps, template.observe, template.window)
 
     def _set_sizes(self, limits: Any) -> None:
         self.states.height, self.states.width, self.states.limit = self.height, self.width, limits

@@ -30,6 +30,8 @@ _AGENT2_RGB = (230, 96, 18)
 _RIM_RGB = (255, 255, 255)
 
 
+MOST_WINDOW = 21
+
 LEGEND = {"agent1": _AGENT1_RGB, "agent2": _AGENT2_RGB, "visited by agent1": _VISITED_RGB}
 
 
@@ -37,7 +39,9 @@ class ArenaEnv(DrawnEnv):
     """Two agents on a grid, from opposite corners: one collects new fields, the other collisions.
 
     Observation of each agent: [own cell, the other's cell], (2,) int64; a cell is `row * width + column`. As
-    "coordinates": [own row, own column, the other's row, the other's column], (4,) int64.
+    "coordinates": [own row, own column, the other's row, the other's column], (4,) int64. As "window": the two cells,
+    and of each cell in a square around its own one, row by row, whether agent1 has visited it; those beyond the walls
+    count as visited, (2 + window**2,) int64.
     Actions: 0 up, 1 right, 2 down, 3 left. Both agents are truncated after `max_timesteps` steps.
     `infos` says what happened: "collision" for both agents, "new_field" and "new_field_rewarded" (a new
     field without a collision, so agent1 got +1) for agent1.
@@ -47,7 +51,8 @@ class ArenaEnv(DrawnEnv):
         width: columns of the grid; the grid has at least 2 cells.
         max_timesteps: env steps of an episode.
         render_mode: "human" (a window; needs pygame), "rgb_array", "ansi" or None.
-        observe: "cells" or "coordinates".
+        observe: "cells", "coordinates" or "window".
+        window: side of that square, odd, from 3 to 21.
 
     Raises:
         ConfigError: if an argument is not accepted, or pygame is missing for "human".
@@ -75,6 +80,7 @@ class ArenaEnv(DrawnEnv):
         max_timesteps: int = 100,
         render_mode: str | None = None,
         observe: str = "cells",
+        window: int = 7,
     ) -> None:
         _check_sizes(height=height, width=width, max_timesteps=max_timesteps)
         super().__init__(render_mode)
@@ -83,13 +89,17 @@ class ArenaEnv(DrawnEnv):
         self.max_timesteps = max_timesteps
 
         num_cells = height * width
-        of_a_place = {"cells": [num_cells], "coordinates": [height, width]}
-        if observe not in list(of_a_place):  # which takes what has no hash, too
-            accepted = " or ".join(of_a_place)
+        if observe not in list(rules.OBSERVE):  # which takes what has no hash, too
+            accepted = "cells, coordinates or window"
             raise ConfigError(f"observe must be {accepted}; received {shown(observe)}", key="env.observe")
-        self.observe = observe
+        if not isinstance(window, int) or window not in range(3, MOST_WINDOW + 1, 2):
+            words = f"window must be an odd integer from 3 to {MOST_WINDOW}"
+            raise ConfigError(f"{words}; received {shown(window)}", key="env.window")
+        self.observe, self.window = observe, window
         self.possible_agents = list(rules.AGENTS)
-        self.observation_spaces = {agent: MultiDiscrete(of_a_place[observe] * 2) for agent in rules.AGENTS}
+        sizes = rules.observed_sizes(height, width, observe, window)
+        self._num_observed = len(sizes)
+        self.observation_spaces = {agent: MultiDiscrete(sizes) for agent in rules.AGENTS}
         self.action_spaces = {agent: Discrete(4) for agent in rules.AGENTS}
         most = np.array([num_cells - 1] * 2 + [1] * num_cells)
         self.state_space = Box(0, most, dtype=np.int64)
@@ -110,9 +120,8 @@ class ArenaEnv(DrawnEnv):
         return rules.initial_state(self.height, self.width, rules.draw_coins(rng, self.max_timesteps))
 
     def _observed(self) -> Array:
-        coordinates = self.observe == "coordinates"
-        seen = np.empty((2, 4 if coordinates else 2), np.int64)
-        (rules.observe_coordinates if coordinates else rules.observe_cells)(self._state, seen)
+        seen = np.empty((2, self._num_observed), np.int64)
+        rules.OBSERVE[self.observe](self._state, seen)
         return seen
 
     def configure(self, max_timesteps: int) -> None:

@@ -119,6 +119,13 @@ def step(state: Any, actions: Any, rng: Any, outcome: Outcome) -> None:
     outcome.infos[1], outcome.infos[2] = new_field, rewarded
 
 
+def observed_sizes(height: int, width: int, observe: str, window: int) -> list[int]:
+    """The number of values of each number that an agent observes, in the order in which it does."""
+    if observe == "coordinates":
+        return [height, width] * 2
+    return [height * width] * 2 + [2] * (window * window if observe == "window" else 0)
+
+
 def observe_cells(state: Any, observations: Array) -> None:
     """Write [own cell, other's cell] of both agents, (2, 2)."""
     for agent in range(2):
@@ -131,3 +138,26 @@ def observe_coordinates(state: Any, observations: Array) -> None:
         for place in range(2):
             cell = state.cells[agent if place == 0 else 1 - agent]
             observations[agent, 2 * place], observations[agent, 2 * place + 1] = cell // state.width, cell % state.width
+
+
+def observe_window(state: Any, observations: Array) -> None:
+    """Write [own cell, other's cell, each cell of a square around its own one visited or not] of both agents.
+
+    The rows of the square come from top to bottom; cells outside the grid count as visited.
+
+    Args:
+        state: an `ArenaState`, or a record with its fields.
+        observations: (2, 2 + side * side), with an odd side.
+    """
+    side = int(np.sqrt(observations.shape[1] - 2))
+    for agent in range(2):
+        cell = state.cells[agent]
+        observations[agent, 0], observations[agent, 1] = cell, state.cells[1 - agent]
+        top, left = cell // state.width - side // 2, cell % state.width - side // 2
+        for place in range(side * side):
+            row, column = top + place // side, left + place % side
+            is_inside = 0 <= row < state.height and 0 <= column < state.width
+            observations[agent, 2 + place] = state.visited[row * state.width + column] if is_inside else 1
+
+
+OBSERVE = {"cells": observe_cells, "coordinates": observe_coordinates, "window": observe_window}

@@ -25,6 +25,7 @@ _KNOWN = {
     "clip_normalized_rewards",
     "normalize_epsilon",
     "rescale_actions",
+    "team_reward",
 }
 _OLD_NUMPY = np.lib.NumpyVersion(np.__version__) < "2.0.0"  # divides float32 rewards by a float64 in float32
 
@@ -39,6 +40,8 @@ def why_not_processed(processing: RowProcessing) -> str | None:
     if "frame_stack" in own.processors and len(space.shape or ()) > 1:
         return "it stacks observations of several axes"
     others = [name for name in own.settings.changed() if name not in _KNOWN]
+    if own.settings.team_reward == "shared":
+        others = ["team_reward=shared"]
     if others:
         return f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} set"
     if own.normalizer is not None and math.prod(own.env_observation_space.shape or ()) < 2:
@@ -80,7 +83,11 @@ class RolloutProcessing:
             "PLACES_S": self._at(places),
             "NUMBERS": math.prod(actor.rows.group.observation_space.shape or ()),
         }
-        if own.processing.settings.changed().keys() - {"rescale_actions", *_FEATURES}:
+        if own.processing.team_reward is not None:
+            team = np.array(actor.rows.team_columns, np.int64)
+            divisor = len(team) if own.processing.team_reward == "mean" else 1
+            self.columns |= {"TEAM": len(team), "TEAM_S": self._at(team), "TEAM_DIVISOR": divisor}
+        if own.processing.settings.changed().keys() - {"rescale_actions", "team_reward", *_FEATURES}:
             self._normalize(of_rows)
         if _FEATURES & own.processing.processors.keys():
             self._see(of_rows, actor)

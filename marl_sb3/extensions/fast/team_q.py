@@ -42,8 +42,6 @@ class TeamQLearning(MaskedQLearning, DQN):
 
     Args:
         policy: as in `stable_baselines3.DQN`; the same for `env` and `settings`.
-        team_reward: what a team is paid: the `sum` or the `mean` of its agents' rewards, or `shared`: all agents have
-            the same reward, and it is the team's.
         double_dqn: whether the online network chooses the next actions, and the target network only says what
             they are worth: the overestimates of a maximum add up over the agents.
     """
@@ -51,15 +49,14 @@ class TeamQLearning(MaskedQLearning, DQN):
     needs_masks = False  # where the env gives none, all actions are allowed
     not_in_sb3 = "draws single agents"
     mixes: ClassVar[bool] = False  # whether a network mixes the values of the agents
+    team_reward: str = "sum"  # or `mean`; or `shared`: all agents have the same reward, and it is the team's
     replay_buffers: ClassVar[Mapping[type[TransitionBuffer], type[TransitionBuffer]]] = {
         TransitionReplayBuffer: TeamReplayBuffer,
         TransitionDictReplayBuffer: TeamDictReplayBuffer,
     }
 
-    def __init__(
-        self, policy: Any, env: Any, *, team_reward: str = "sum", double_dqn: bool = True, **settings: Any
-    ) -> None:
-        self.team_reward, self.double_dqn = team_reward, double_dqn
+    def __init__(self, policy: Any, env: Any, *, double_dqn: bool = True, **settings: Any) -> None:
+        self.double_dqn = double_dqn
         super().__init__(policy, env, **settings)
 
     # --- Acting ------------------------------------------------------------------------------------------------------

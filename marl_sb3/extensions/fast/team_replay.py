@@ -280,6 +280,8 @@ class TeamLearner(OffPolicyLearner):
     ) -> BaseAlgorithm:
         _check(rows, spec)
         algorithm: Any = super()._build(rows, spec, seed, options, processing)
+        algorithm.team_reward = processing.settings.team_reward or "sum"
+        processing.team_reward = None  # the buffer holds what each agent is paid
         if options.experience.learns_here:
             buffer = algorithm.replay_buffer
             buffer.team_size, buffer.about_states = len(rows.agents), algorithm.make_mixing

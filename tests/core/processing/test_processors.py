@@ -66,6 +66,7 @@ PROCESSORS = {
     "agent_indicator": Kind({"agent_indicator": True}),
     "clip_rewards": Kind({"clip_rewards": 0.5}),
     "normalize_rewards": Kind({"normalize_rewards": True}),
+    "team_reward": Kind({"team_reward": "mean"}),
     "rescale_actions": Kind({"rescale_actions": True}, images),
     "vectors, all at once": Kind(
         {"normalize_observations": True, "frame_stack": 2, "previous_action": True, "previous_reward": True,
@@ -117,7 +118,7 @@ def assert_same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) 
 
 
 def test_every_processor_is_tested_here() -> None:
-    switches = {*ORDER, "clip_rewards", "normalize_rewards", "rescale_actions"}
+    switches = {*ORDER, "clip_rewards", "normalize_rewards", "rescale_actions", "team_reward"}
     details = {"normalize_keys", "clip_observations", "clip_normalized_rewards", "normalize_epsilon"}
     assert switches <= set(PROCESSORS)
     assert switches | details == set(ProcessingSettings.kinds())

@@ -25,7 +25,7 @@ def play(
 ) -> tuple[Processing, list[np.ndarray], list[list[float]]]:
     """Agent b acts in the steps 1 and 4, and waits in 2 and 3; it ends in 4."""
     env = make_vec_env(factory, script=ENDS, rewards=PAID, skips={"b": [1, 2]})
-    rows = rows_of_policy(env, "p", dict.fromkeys(env.agents, "p"))
+    rows = rows_of_policy(env, "p", dict.fromkeys(env.agents, "p"), team=env.agents)
     processing = Processing(
         ProcessingSettings(**settings),
         ProcessedPolicy("p", rows.agents, rows.group.action_space),
@@ -100,6 +100,12 @@ def test_parts_of_a_dict_are_stacked_each_in_its_way() -> None:
 def test_a_transition_is_clipped_as_one_reward() -> None:
     _, _, paid = play(4, clip_rewards=6.0)
     assert paid == [[1, 0], [1, 0], [1, 6], [1, 6]]  # b: 1 + 2 + 4 for its first action, 8 for its second
+
+
+@pytest.mark.parametrize(("how", "agents"), [("sum", 1), ("mean", 2)])
+def test_a_team_is_paid_what_all_of_it_are_and_who_waits_what_it_was_since_it_acted(how: str, agents: int) -> None:
+    _, _, paid = play(4, team_reward=how)  # all of it: 2, 3, 5, 9
+    assert paid == [[2 / agents, 0], [3 / agents, 0], [5 / agents, 10 / agents], [9 / agents, 9 / agents]]
 
 
 def test_statistics_take_in_one_return_for_each_transition_and_no_waiting_agent() -> None:

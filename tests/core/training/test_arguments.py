@@ -198,7 +198,7 @@ CHANGED: dict[str, Any] = {
     **{"cg_max_steps": 3, "line_search_shrinking_factor": 0.5, "line_search_max_iter": 3, "learning_starts": 3},
     **{"tau": 0.1, "train_freq": 6, "gradient_steps": 2, "target_update_interval": 5, "exploration_fraction": 0.5},
     **{"exploration_initial_eps": 0.9, "exploration_final_eps": 0.2, "exploration_schedule": "lin_0.5"},
-    **{"double_dqn": False, "team_reward": "mean", "target_entropy": -2.0},
+    **{"double_dqn": False, "target_entropy": -2.0},
     **{"policy_delay": 3, "target_policy_noise": 0.3, "target_noise_clip": 0.4, "top_quantiles_to_drop_per_net": 1},
     **{"burn_in": 3, "sequence_length": 4, "expectile": 0.8, "beta": 2.0, "buffer_size": 40},
     **{"clip_observations": 5.0, "clip_normalized_rewards": 5.0, "normalize_epsilon": 1e-3},
@@ -214,8 +214,10 @@ FIXED: dict[str, Any] = {
     **{"time_feature": 9, "agent_indicator": True, "normalize_rewards": True, "central_critic": True},
     "central_critic_net": [5],
 }
-# Those of recorded episodes and of envs with goals: their specs are saved, and changed; training is tested with them.
+# Those of recorded episodes, of envs with goals and of teams: their specs are saved, and changed; training is tested
+# with them.
 OF_SPECS: dict[str, Any] = {
+    "team_reward": "mean",
     **{"imitation_data": "there", "imitation_coefficient": 0.5, "replay_data": "there", "replay_data_share": 0.3},
     **{"replay_data_updates": 2, "replay_buffer_class": "HerReplayBuffer"},
 }

@@ -78,7 +78,7 @@ def test_arrays_have_their_shapes_and_types(vectorizer: str) -> None:
 @settings(max_examples=6, deadline=None, derandomize=True, database=None)
 @given(
     height=st.integers(1, 4), width=st.integers(2, 4), limit=st.integers(1, 7),
-    num_envs=st.integers(1, 5), seed=st.integers(0, 2**31), observe=st.sampled_from(["cells", "coordinates"]),
+    num_envs=st.integers(1, 5), seed=st.integers(0, 2**31), observe=st.sampled_from(["cells", "coordinates", "window"]),
 )  # fmt: skip
 def test_whole_rollouts_are_those_of_the_reference(
     vectorizer: str, height: int, width: int, limit: int, num_envs: int, seed: int, observe: str

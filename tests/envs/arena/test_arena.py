@@ -46,7 +46,13 @@ importing_pettingzoos_tests = pytest.mark.filterwarnings(
 
 @importing_pettingzoos_tests
 @pytest.mark.parametrize(
-    "size", [{}, {"height": 1, "width": 2, "max_timesteps": 3}, {"height": 2, "width": 3, "observe": "coordinates"}]
+    "size",
+    [
+        {},
+        {"height": 1, "width": 2, "max_timesteps": 3},
+        {"height": 2, "width": 3, "observe": "coordinates"},
+        {"height": 2, "width": 3, "observe": "window", "window": 3},
+    ],
 )
 def test_passes_pettingzoos_api_tests(size, capsys):
     import pettingzoo.test
@@ -326,8 +332,16 @@ def test_grid_needs_a_cell_for_each_agent():
 def test_unknown_observation_lists_the_accepted(observe):
     with pytest.raises(ConfigError) as caught:
         ArenaEnv(observe=observe)
-    assert str(caught.value) == f"observe must be cells or coordinates; received {observe!r}"
+    assert str(caught.value) == f"observe must be cells, coordinates or window; received {observe!r}"
     assert caught.value.key == "env.observe"
+
+
+@pytest.mark.parametrize("window", [1, 4, 23, 7.0, True, None])
+def test_a_window_has_an_odd_side(window):
+    with pytest.raises(ConfigError) as caught:
+        ArenaEnv(observe="window", window=window)
+    assert str(caught.value) == f"window must be an odd integer from 3 to 21; received {window!r}"
+    assert caught.value.key == "env.window"
 
 
 @pytest.mark.parametrize("render_mode", ["rgb", "", 3])

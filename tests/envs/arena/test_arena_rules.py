@@ -79,6 +79,15 @@ def test_observation_is_own_cell_then_the_others():
     assert coordinates.tolist() == [[1, 1, 1, 2], [1, 2, 1, 1]]
 
 
+def test_a_window_has_what_was_visited_around_oneself_and_walls_as_visited():
+    state = one_arena(3, 4, cells=(0, 6))
+    state.visited[[0, 1, 5, 10]] = True
+    window = np.empty((2, 2 + 9), np.int64)
+    rules.observe_window(state, window)
+    assert window[0].tolist() == [0, 6, *(1, 1, 1), *(1, 1, 1), *(1, 0, 1)]  # a corner
+    assert window[1].tolist() == [6, 0, *(1, 0, 0), *(1, 0, 0), *(0, 1, 0)]
+
+
 # Rewards
 
 

@@ -40,6 +40,11 @@ CASES: dict[str, dict[str, Any]] = {
     "shared": {},
     "per agent": {"policies": "per_agent"},
     "places as coordinates": {"env_kwargs": {"observe": "coordinates", "max_timesteps": 7}},
+    "a team that sees a window": {
+        "env_kwargs": {"observe": "window", "window": 3, "max_timesteps": 7},
+        "team_reward": "mean",
+    },
+    "a team of policies": {"env": Drifting, "policies": "per_agent", "team_reward": "sum", "clip_rewards": 0.5},
     "layers in common": {"policy_kwargs": {"net_arch": [8], "features_extractor_class": MlpFeatures}},
     "a2c": {"algorithm": "a2c", "batch_size": None, "n_epochs": None},
     "real numbers": {"env": Drifting},

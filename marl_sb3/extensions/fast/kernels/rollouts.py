@@ -98,8 +98,11 @@ from marl_sb3.types import Array, FloatArray
     FEATURES_S,  # its table
     TAKES_MASKS,
     MASKS_S,  # (steps, rows, OUTPUTS) float32 of the rollout buffer; of a policy that takes none, of one step
+    TEAM,  # agents whose rewards are added up for each of its own; 0: each is paid its own
+    TEAM_S,  # (TEAM,) int64: their places among the agents of an env
+    TEAM_DIVISOR,  # of the sum
     POLICY_FIELDS,
-) = range(43)
+) = range(46)
 
 CLIP, GAMMA = range(2)  # what the limits are
 
@@ -282,6 +285,16 @@ def _act(policy: Array, table: Array, sizes: Sizes, step: int, rows: Rows) -> in
 
 
 @strict_kernel
+def _paid_to_team(policy: Array, rewards: FloatArray) -> Any:
+    """Return what each of a team is paid; (agents of an env,) are their own rewards."""
+    team = carray(pointer(policy[TEAM_S]), (policy[TEAM],), np.int64)
+    total = _ZERO
+    for k in range(team.shape[0]):
+        total += rewards[team[k]]
+    return total / _f(policy[TEAM_DIVISOR])
+
+
+@strict_kernel
 def _note_rewards(policy: Array, table: Array, sizes: Sizes, step: int, rows: Rows, last: Last) -> bool:
     """Store the rewards of a policy's rows, and where their episodes end; False: observations are refused.
 
@@ -297,7 +310,7 @@ def _note_rewards(policy: Array, table: Array, sizes: Sizes, step: int, rows: Ro
     many = 0
     for row in range(n):
         i, a = rows.envs[row], rows.agents[row]
-        rewards[row] = last.rewards[line, i, a]
+        rewards[row] = last.rewards[line, i, a] if policy[TEAM] == 0 else _paid_to_team(policy, last.rewards[line, i])
         starts[row] = terminated[i, a] or truncated[i, a]
         if truncated[i, a] and not terminated[i, a]:
             at_limit[many] = row
