@@ -61,9 +61,10 @@ class PolicyMapping:
 
     def team_of(self, policy_id: PolicyID) -> tuple[AgentID, ...]:
         """Return the agents whose rewards `team_reward` adds up for a policy; none where policies take turns."""
-        alone = tuple(agent for agent, own in self.candidates.items() if len(self.seats_of(own[0])) == 1)
         seats = tuple(self.seats_of(policy_id))
-        return () if self.varied else seats if len(seats) > 1 else alone
+        if self.varied or len(seats) > 1:
+            return () if self.varied else seats
+        return tuple(agent for agent, own in self.candidates.items() if len(self.seats_of(own[0])) == 1)
 
     @property
     def varied(self) -> Mapping[AgentID, Sequence[PolicyID]]:

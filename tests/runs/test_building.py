@@ -144,10 +144,14 @@ def test_every_shipped_preset_fits_the_algorithm(name: str) -> None:
             assert policy_spec(config, policy).algorithm is algorithm_info(name).algorithm_class
 
 
-def test_the_long_training_of_the_arena_observes_coordinates() -> None:
-    config = load_config(None, hparams=preset_path("ppo").with_name("arena.coordinates.yml"))
-    assert (config.env, config.env_kwargs, config.n_timesteps) == ("arena", {"observe": "coordinates"}, 1_000_000)
-    assert policy_spec(config, "shared").algorithm is algorithm_info("ppo").algorithm_class
+@pytest.mark.parametrize(
+    ("name", "observe", "team_reward"), [("coordinates", "coordinates", None), ("team", "window", "mean")]
+)
+def test_the_long_trainings_of_the_arena_observe_more(name: str, observe: str, team_reward: str | None) -> None:
+    config = load_config(None, hparams=preset_path("ppo").with_name(f"arena.{name}.yml"))
+    assert (config.env, config.env_kwargs, config.n_timesteps) == ("arena", {"observe": observe}, 1_000_000)
+    spec = policy_spec(config, "shared")
+    assert (spec.algorithm, spec.processing.team_reward) == (algorithm_info("ppo").algorithm_class, team_reward)
 
 
 def test_a_league_has_a_preset() -> None:

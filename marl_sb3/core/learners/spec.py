@@ -162,9 +162,10 @@ class PolicySpec:
         if values.get("policy_kwargs") is not None:
             own_policy = registered_class("policy", plain.string("policy")) is not None
             _check_network(given.fields("policy_kwargs"), own_policy=own_policy)
-        of_sections = section_by_setting()  # which a former version may have had as hyperparameters
-        # checked before `cls` is called: a name could be `algorithm`
-        resolve_hyperparameters(algorithm, {name: values[name] for name in values if name not in of_sections})
+        own = dict(values)
+        for name in values.keys() & section_by_setting().keys():  # which former versions had as hyperparameters
+            del own[name]
+        resolve_hyperparameters(algorithm, own)  # checked before `cls` is called: a name could be `algorithm`
         for section, settings in policy_sections().items():
             if section in plain:  # checkpoints of some versions have none
                 saved, kinds = plain.fields(section), settings.kinds()

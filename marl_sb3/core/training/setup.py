@@ -132,10 +132,10 @@ def set_up(
     specs = policy_specs(policies, policy_ids, hyperparameters, env.num_envs)
     by_policy(evaluation_deterministic, policy_ids)  # refuses policies that do not exist
     trained = policies_that_train(policies_to_train, policy_ids)
-    rows = {
-        policy_id: rows_of_policy(env, policy_id, mapping.seats_of(policy_id), mapping.team_of(policy_id))
-        for policy_id in policy_ids
-    }
+    rows = {}
+    for policy_id in policy_ids:
+        team = mapping.team_of(policy_id) if specs[policy_id].processing.team_reward else ()
+        rows[policy_id] = rows_of_policy(env, policy_id, mapping.seats_of(policy_id), team)
     rollout_steps, with_replay = n_steps, []
     for policy_id, spec in specs.items():  # the `n_steps` of off-policy algorithms is that of n-step returns
         if not is_off_policy(spec.algorithm):

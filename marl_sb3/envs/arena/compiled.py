@@ -34,12 +34,14 @@ def start(state: Any, rng: Array) -> None:
 
 
 @lru_cache(maxsize=64)
-def compiled_rules(height: int, width: int, most_timesteps: int, observe: str, window: int) -> CompiledRules:
+def compiled_rules(
+    height: int, width: int, most_timesteps: int, observe: str, choices: tuple[int, ...]
+) -> CompiledRules:
     """Return the rules for a grid of this size.
 
     Args:
         most_timesteps: the longest episodes for which there are coins.
-        observe: see `ArenaEnv`; `window`, too.
+        observe: see `ArenaEnv`; `choices`, too.
     """
     size = height * width
     state = [
@@ -50,7 +52,7 @@ def compiled_rules(height: int, width: int, most_timesteps: int, observe: str, w
     ]
     return CompiledRules(
         agents=rules.AGENTS,
-        observation_space=MultiDiscrete(rules.observed_sizes(height, width, observe, window)),
+        observation_space=MultiDiscrete([*choices]),
         action_space=Discrete(4),
         state=np.dtype(state, align=True),
         start=start,
@@ -76,7 +78,7 @@ class BatchedArena(CompiledBatch):
 
     @staticmethod
     def _rules(template: ArenaEnv, most_timesteps: int) -> CompiledRules:
-        return compiled_rules(template.height, template.width, most_timesteps, template.observe, template.window)
+        return compiled_rules(template.height, template.width, most_timesteps, template.observe, template.choices)
 
     def _set_sizes(self, limits: Any) -> None:
         self.states.height, self.states.width, self.states.limit = self.height, self.width, limits

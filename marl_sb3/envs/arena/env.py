@@ -97,9 +97,10 @@ class ArenaEnv(DrawnEnv):
             raise ConfigError(f"{words}; received {shown(window)}", key="env.window")
         self.observe, self.window = observe, window
         self.possible_agents = list(rules.AGENTS)
-        sizes = rules.observed_sizes(height, width, observe, window)
-        self._num_observed = len(sizes)
-        self.observation_spaces = {agent: MultiDiscrete(sizes) for agent in rules.AGENTS}
+        of_places = [height, width] * 2 if observe == "coordinates" else [num_cells] * 2
+        # of each number that is observed, how many values it has
+        self.choices = (*of_places, *[2] * (window * window if observe == "window" else 0))
+        self.observation_spaces = {agent: MultiDiscrete([*self.choices]) for agent in rules.AGENTS}
         self.action_spaces = {agent: Discrete(4) for agent in rules.AGENTS}
         most = np.array([num_cells - 1] * 2 + [1] * num_cells)
         self.state_space = Box(0, most, dtype=np.int64)
@@ -120,7 +121,7 @@ class ArenaEnv(DrawnEnv):
         return rules.initial_state(self.height, self.width, rules.draw_coins(rng, self.max_timesteps))
 
     def _observed(self) -> Array:
-        seen = np.empty((2, self._num_observed), np.int64)
+        seen = np.empty((2, len(self.choices)), np.int64)
         rules.OBSERVE[self.observe](self._state, seen)
         return seen
 

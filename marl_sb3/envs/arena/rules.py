@@ -119,13 +119,6 @@ def step(state: Any, actions: Any, rng: Any, outcome: Outcome) -> None:
     outcome.infos[1], outcome.infos[2] = new_field, rewarded
 
 
-def observed_sizes(height: int, width: int, observe: str, window: int) -> list[int]:
-    """The number of values of each number that an agent observes, in the order in which it does."""
-    if observe == "coordinates":
-        return [height, width] * 2
-    return [height * width] * 2 + [2] * (window * window if observe == "window" else 0)
-
-
 def observe_cells(state: Any, observations: Array) -> None:
     """Write [own cell, other's cell] of both agents, (2, 2)."""
     for agent in range(2):

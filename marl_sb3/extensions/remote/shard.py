@@ -142,7 +142,8 @@ class Shard:
 
     def _make_policy(self, policy_id: PolicyID) -> ShardPolicy:
         plan, spec = self._plan, self._plan.specs[policy_id]
-        rows = rows_of_policy(self._env, policy_id, plan.mapping.seats_of(policy_id), plan.mapping.team_of(policy_id))
+        team = plan.mapping.team_of(policy_id) if spec.processing.team_reward else ()
+        rows = rows_of_policy(self._env, policy_id, plan.mapping.seats_of(policy_id), team)
         copies = CopyShard(plan.envs.n_shards)
         options = LearnerOptions("cpu", plan.n_steps, plan.update_path, self._progress_remaining, copies)
         learner = spec.info.learner_class.make(rows, spec, policy_id in plan.trained, None, options)
