@@ -86,7 +86,6 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from marl_sb3.envs import compiled
     from marl_sb3.evaluation import playing
-    from marl_sb3.extensions.data import estimators
     from marl_sb3.runs import building, jobs
     from marl_sb3.tools.examining import api as checkup
     from marl_sb3.tools.tuning import api, workers
@@ -133,7 +132,6 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     options = import_module("marl_sb3.commands.train").TrainOptions
     chosen_seeds = options.chosen_seeds
     monkeypatch.setattr(options, "chosen_seeds", lambda self: chosen_seeds(self)[:1])
-    monkeypatch.setattr(estimators, "_REDRAWS", estimators._LEAST_REDRAWS)
     monkeypatch.setattr(workers, "is_trained_here", lambda *_: True)
     monkeypatch.setattr(jobs.Jobs, "run", lambda _, several, *__: [job() for job in several])
     monkeypatch.setattr(jobs, "subprocess", SimpleNamespace(Popen=TrainHere, DEVNULL=None))

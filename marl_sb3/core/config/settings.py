@@ -82,9 +82,8 @@ class ProcessingSettings(PolicySection):
     # does. None: it does not see one.
     time_feature: _Steps | None = None
     agent_indicator: bool = False  # whether an agent sees which one of the policy's agents it is, one-hot
-    # what its agents learn from: the `sum` or the `mean` of the rewards of their team, or `shared`: all of the team are
-    # paid the same, and nothing changes. A team are the agents of a policy; those that have a policy for themselves are
-    # one, too. None: each learns from its own rewards.
+    # what its agents learn from: the `sum` or the `mean` of the rewards of their team, or `shared`: all of it are paid
+    # the same. A team are the agents of a policy, or all that have a policy each. None: each has its own rewards.
     team_reward: Literal["sum", "mean", "shared"] | None = None
     clip_rewards: PositiveFloat | None = None  # limit of rewards, before they are normalised. None: no limit.
     # whether rewards are divided by the running standard deviation of discounted returns, as `VecNormalize` does. The

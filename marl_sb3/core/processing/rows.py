@@ -154,9 +154,9 @@ class ProcessedRows(RowProcessing):
         numbers = range(len(rows.agents)) if set(rows.agents) - set(known) else map(known.index, rows.agents)
         self._agents = np.tile(list(numbers), rows.num_envs)
         if processing.team_reward is not None and learns and len(rows.team_columns) < 2:
-            words = f"policy {rows.policy_id!r}: team_reward is {processing.team_reward}, but there is no team"
-            accepted = "several agents with fixed policies; or null"
-            raise ConfigError(f"{words}; accepted: {accepted}", key="team_reward")
+            words = f"team_reward is {processing.team_reward}, and it has no team"
+            accepted = "several agents whose policies do not take turns; or null"
+            raise ConfigError(f"policy {rows.policy_id!r}: {words}; accepted: {accepted}", key="team_reward")
         super().__init__(rows)
 
     @override
@@ -205,29 +205,19 @@ class ProcessedRows(RowProcessing):
         return processed
 
     def _team_rewards(self, step: VecStep) -> Array:
-        """(E, all agents) float32: what agents are paid, or their teams.
-
-        Raises:
-            ConfigError: a team is not paid the same, though `team_reward` says so.
-        """
-        how, columns = self.processing.team_reward, self._rows.team_columns
+        """(E, all agents) float32: what agents are paid, or their teams, as `team_reward` says."""
+        how, columns = self.processing.team_reward, list(self._rows.team_columns)
         if how is None or not columns:
             return step.rewards
         if how == "shared":
-            self._require_shared(step)
+            there, paid = step.in_play[:, columns], step.rewards[:, columns]
+            low, high = paid.min(axis=1, where=there, initial=np.inf), paid.max(axis=1, where=there, initial=-np.inf)
+            for env_index in np.flatnonzero(high - low > 1e-4 * np.abs(high) + 1e-6):
+                words = f"team_reward is shared, but env {env_index} paid it {low[env_index]:g} and {high[env_index]:g}"
+                raise ConfigError(f"policy {self._rows.policy_id!r}: {words}; accepted: sum, mean", key="team_reward")
             return step.rewards
-        total: Array = sum(step.rewards[:, column] for column in columns)  # type: ignore[assignment]  # one by one
-        of_team = total if how == "sum" else total / np.float32(len(columns))
-        return np.broadcast_to(of_team[:, None], step.rewards.shape)
-
-    def _require_shared(self, step: VecStep) -> None:
-        columns = list(self._rows.team_columns)
-        there, paid = step.in_play[:, columns], step.rewards[:, columns]
-        first = paid[np.arange(len(paid)), there.argmax(axis=1)]  # of the first one that is in play
-        for env_index, place in np.argwhere(there & ~np.isclose(paid, first[:, None], rtol=1e-4, atol=1e-6))[:1]:
-            words = f"team_reward is shared, but in env {env_index} one of the team was paid {first[env_index]:g} and "
-            words += f"another {paid[env_index, place]:g}"
-            raise ConfigError(f"policy {self._rows.policy_id!r}: {words}; accepted: sum, mean", key="team_reward")
+        of_team: Any = sum(step.rewards[:, column] for column in columns)  # one by one, as the kernels add them up
+        return np.broadcast_to(of_team[:, None] / np.float32(len(columns) if how == "mean" else 1), step.rewards.shape)
 
     def _processed_rewards(self, rewards: Array, over: BoolArray) -> Array:
         """Clip the rewards of transitions that are over, then divide them as `VecNormalize` does.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -42,11 +42,6 @@ class Checkpoint:
     def name(self) -> str:
         """The name of its folder."""
         return self.folder.name
-
-    def with_weights(self) -> Checkpoint:
-        """The same with the weights of all policies in memory, for when the folder is removed."""
-        files = {name: file for name, file in self.tensors.items() if name.startswith("policy-")}
-        return replace(self, tensors={**self.tensors, **{n: TensorFile(n, file.load()) for n, file in files.items()}})
 
 
 def store_of(path: str | Path) -> Store:

@@ -453,10 +453,10 @@ class MultiAgentAlgorithm(PolicyByAgent):
         try:
             report = self._loop.iterate(callback, budget)
         except RunnersLostError:  # a round that was lost has changed nothing
-            self.between_iterations = not self._counters.steps_of_iteration
+            self.between_iterations = not self._counters.of_iteration()[0]
             raise
         if report is None:
-            self.between_iterations = not self._counters.steps_of_iteration
+            self.between_iterations = not self._counters.of_iteration()[0]
             return None
         self.between_iterations = True
         result = iteration_result(report, self.parts, self.env.agents)

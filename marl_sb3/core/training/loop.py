@@ -80,15 +80,10 @@ class Counters(Stateful):
         """Begin to count the next iteration."""
         self._before = (self.env_steps, self.agent_steps.copy(), self.episodes)
 
-    @property
-    def steps_of_iteration(self) -> int:
-        """Env steps of the running iteration."""
-        return self.env_steps - self._before[0]
-
     def of_iteration(self) -> tuple[int, Array, int]:
         """Return env steps, agent steps (A,) and episodes of the running iteration."""
-        _, agent_steps, episodes = self._before
-        return self.steps_of_iteration, self.agent_steps - agent_steps, self.episodes - episodes
+        env_steps, agent_steps, episodes = self._before
+        return self.env_steps - env_steps, self.agent_steps - agent_steps, self.episodes - episodes
 
     def state_was_set(self) -> None:
         """A state is saved between iterations."""

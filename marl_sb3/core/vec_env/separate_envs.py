@@ -14,7 +14,7 @@ from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.vec_env.interface import InProcessVecEnv, Options
 from marl_sb3.core.vec_env.masks import MaskReader, read_masks
 from marl_sb3.core.vec_env.observations import AgentLayout, agent_groups, put, require_same_agents, zero_observations
-from marl_sb3.core.vec_env.seeding import fresh_seed
+from marl_sb3.core.vec_env.seeding import episode_seed, fresh_seed
 from marl_sb3.core.vec_env.slot import EnvSlot, SlotStep
 from marl_sb3.core.vec_env.slot_states import SlotState, pack, unpack
 from marl_sb3.core.vec_env.step import (
@@ -84,7 +84,8 @@ class SyncVecEnv(InProcessVecEnv):
 
     @override
     def episode_seeds(self, env_indices: Sequence[int]) -> list[int | None]:
-        return [self._slots[env].seed_of_episode for env in env_indices]
+        slots = [self._slots[env] for env in env_indices]
+        return [None if each.episode < 0 else episode_seed(each.run_seed, each.index, each.episode) for each in slots]
 
     @override
     def limit_episodes(self, env_steps: int) -> None:

@@ -130,11 +130,6 @@ class EnvSlot:
         """Make the next reset episode 0 of this run seed."""
         self.run_seed, self.episode = run_seed, -1
 
-    @property
-    def seed_of_episode(self) -> int | None:
-        """The seed of the running episode; None before the first."""
-        return None if self.episode < 0 else episode_seed(self.run_seed, self.index, self.episode)
-
     def reset(self, options: Mapping[str, Any] | None = None) -> Mapping[AgentID, Any]:
         """Begin the next episode.
 
@@ -352,9 +347,11 @@ class EnvSlot:
 
     def error(self, problem: str, agent: AgentID | None = None, value: Any = None) -> EnvError:
         """Make the error for a fault of the env; its message names env, episode, step and agent."""
-        kind = EnvNumericError if _holds_non_finite(value) else EnvError
+        parts = list(value.values()) if isinstance(value, Mapping) else [value]
+        arrays = [np.asarray(part) for part in parts if isinstance(part, (float, np.ndarray, np.floating))]
+        is_finite = all(array.dtype.kind != "f" or np.isfinite(array).all() for array in arrays)
         who = "" if agent is None else f", agent {agent!r}"
-        return kind(f"{self._where()}{who}: {problem}")
+        return (EnvError if is_finite else EnvNumericError)(f"{self._where()}{who}: {problem}")
 
     def _blame(self, error: BaseException, call: str, agents: Collection[AgentID] = ()) -> None:
         """Raise an `EnvRaisedError` if the env caused this exception; names the agent if one alone was acting."""
@@ -534,9 +531,3 @@ def _owner(env: Any, name: str) -> Any:
 
 def _outline(returned: Any) -> str:
     return f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
-
-
-def _holds_non_finite(value: Any) -> bool:
-    parts = list(value.values()) if isinstance(value, Mapping) else [value]
-    arrays = [np.asarray(part) for part in parts if isinstance(part, (float, np.ndarray, np.floating))]
-    return any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in arrays)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from marl_sb3.core.state.checkpoint import Checkpoint, Tensors
-from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.state.state import State, StateReader, TensorFile
 from marl_sb3.doors import Store
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.store.checkpoint_format import MANIFEST, read_checkpoint, read_manifest, write_checkpoint
@@ -261,7 +261,9 @@ def with_checkpoint(find: Callable[[], Checkpoint], use: Callable[[Checkpoint], 
                 raise
         found = find()
         with suppress(CheckpointError):  # it may be removed, too: `use` will say so
-            found = found.with_weights()
+            files = {name: file for name, file in found.tensors.items() if name.startswith("policy-")}
+            loaded = {name: TensorFile(name, file.load()) for name, file in files.items()}
+            found = replace(found, tensors={**found.tensors, **loaded})
     return use(found)
 
 

@@ -15,6 +15,7 @@ from marl_sb3.core.processing.processing import Processing
 from marl_sb3.core.processing.processors import ProcessedPolicy
 from marl_sb3.core.processing.rows import process_rows
 from marl_sb3.core.vec_env.make import make_vec_env
+from marl_sb3.errors import ConfigError
 
 ENDS = {"a": (5, "truncated"), "b": (4, "terminated")}
 PAID = {"a": [1.0] * 5, "b": [1.0, 2.0, 4.0, 8.0]}
@@ -106,6 +107,14 @@ def test_a_transition_is_clipped_as_one_reward() -> None:
 def test_a_team_is_paid_what_all_of_it_are_and_who_waits_what_it_was_since_it_acted(how: str, agents: int) -> None:
     _, _, paid = play(4, team_reward=how)  # all of it: 2, 3, 5, 9
     assert paid == [[2 / agents, 0], [3 / agents, 0], [5 / agents, 10 / agents], [9 / agents, 9 / agents]]
+
+
+def test_a_team_that_is_not_paid_the_same_is_refused_where_it_is_to_be_so() -> None:
+    assert play(1, team_reward="shared")[2] == [[1, 0]]
+    with pytest.raises(
+        ConfigError, match="policy 'p': team_reward is shared, but env 0 paid it 1 and 2; accepted: sum"
+    ):
+        play(2, team_reward="shared")
 
 
 def test_statistics_take_in_one_return_for_each_transition_and_no_waiting_agent() -> None:
