@@ -277,6 +277,8 @@ def _check_goals(rows: PolicyRows, values: Mapping[str, Any], where: str) -> Non
     if values["n_steps"] > 1:
         words = f"{where}: n_steps is {values['n_steps']}, but {HER} has no n-step returns; accepted: 1"
         raise ConfigError(words, key="n_steps")
+    if rows.team_columns:
+        raise ConfigError(f"{where}: team_reward does not go with {HER}; accepted: null", key="team_reward")
 
 
 def _check_compact(rows: PolicyRows, values: Mapping[str, Any], where: str) -> None:

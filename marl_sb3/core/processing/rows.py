@@ -154,9 +154,8 @@ class ProcessedRows(RowProcessing):
         numbers = range(len(rows.agents)) if set(rows.agents) - set(known) else map(known.index, rows.agents)
         self._agents = np.tile(list(numbers), rows.num_envs)
         if processing.team_reward is not None and learns and len(rows.team_columns) < 2:
-            words = f"team_reward is {processing.team_reward}, and it has no team"
-            accepted = "several agents whose policies do not take turns; or null"
-            raise ConfigError(f"policy {rows.policy_id!r}: {words}; accepted: {accepted}", key="team_reward")
+            words = f"policy {rows.policy_id!r}: team_reward is {processing.team_reward}, and it has no team"
+            raise ConfigError(f"{words}; accepted: null, or agents whose policies take no turns", key="team_reward")
         super().__init__(rows)
 
     @override

@@ -107,6 +107,9 @@ def demonstrations(
         learn: whether its running statistics take in the data first.
         normalize: whether observations are normalised; not for a replay buffer, which normalises what is drawn.
     """
+    if processing.team_reward is not None and not normalize:
+        words = f"team_reward is {processing.team_reward}, and recorded episodes have the rewards of single agents"
+        raise ConfigError(f"policy {rows.policy_id!r}: {words}; accepted: null", key="team_reward")
     agents = np.array([_agent_of(episode, rows, processing) for episode in episodes])
     of_policy = [_actions(episode, rows, processing) for episode in episodes]
     if learn and processing.normalizer is not None:

@@ -213,3 +213,9 @@ def test_an_env_without_rewards_for_goals_is_refused(
         monkeypatch.setattr(Walk, "compute_reward", compute_reward)
     with pytest.raises(ConfigError, match=rf"policy 'p': replay_buffer_class is HerReplayBuffer, but .*{words}"):
         MultiAgentAlgorithm(make_vec_env(Walk), {"p": goals_spec()})
+
+
+def test_goals_are_paid_to_single_agents() -> None:
+    spec = goals_spec().with_defaults({"team_reward": "sum"})
+    with pytest.raises(ConfigError, match="policy 'p': team_reward does not go with HerReplayBuffer; accepted: null"):
+        MultiAgentAlgorithm(envs(with_goals=True), {"p": spec}, n_steps=7)

@@ -9,6 +9,7 @@ import pytest
 from gymnasium import spaces
 from toy_envs import ScriptedEnv
 
+from marl_sb3 import MultiAgentAlgorithm, PolicySpec, SampledAssignment
 from marl_sb3.core.config.settings import ProcessingSettings
 from marl_sb3.core.mapping import rows_of_policy
 from marl_sb3.core.processing.processing import Processing
@@ -132,3 +133,16 @@ def test_statistics_take_in_one_return_for_each_transition_and_no_waiting_agent(
 def test_the_previous_reward_is_all_that_the_previous_action_was_paid() -> None:
     _, seen, _ = play(5, previous_reward=True, agent_indicator=True)
     assert [rows[:, 3].tolist() for rows in seen] == [[0, 0], [1], [1], [1, 7], [1]]
+
+
+@pytest.mark.parametrize(
+    ("env", "policies", "mapping"),
+    [
+        ("CartPole-v1", "shared", None),
+        (ScriptedEnv, {name: PolicySpec() for name in "pq"}, SampledAssignment({agent: ["p", "q"] for agent in "ab"})),
+    ],
+)
+def test_an_agent_alone_and_policies_that_take_turns_have_no_team(env: Any, policies: Any, mapping: Any) -> None:
+    words = "team_reward is mean, and it has no team; accepted: null, or agents whose policies take no turns"
+    with pytest.raises(ConfigError, match=words):
+        MultiAgentAlgorithm(make_vec_env(env, n_envs=2), policies, mapping, team_reward="mean", n_steps=8)

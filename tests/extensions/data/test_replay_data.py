@@ -287,3 +287,12 @@ def test_damaged_and_missing_data_are_refused(data: str, tmp_path: Path) -> None
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ConfigError, match=r"replay_data: .* is damaged"):
         training(data).read_data()
+
+
+def test_rewards_of_single_agents_are_no_teams() -> None:
+    learner, _ = rows_of()
+    learner.processing.team_reward = "sum"
+    with pytest.raises(
+        ConfigError, match="team_reward is sum, and recorded episodes have the rewards of single agents"
+    ):
+        demonstrations([], learner.rows, learner.processing, learner.algorithm, normalize=False)
