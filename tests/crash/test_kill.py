@@ -31,7 +31,7 @@ PORTIONS = {
     "mapped-sync": [Kill("save"), Kill("cut"), Kill("start")],
     "mapped-batched": [Kill("time"), Kill("time")],
     "per_agent-sync": [Kill("time"), Kill("save")],
-    "workers-sync": [Kill("any")] * 5,
+    "workers-sync": [Kill("any")] * 3,
     "search": [Kill("any")],
 }
 
