@@ -37,8 +37,7 @@ START_S = {True: 4.0, False: 0.2}  # roughly, until the first iteration is done;
 ITERATION_S = 0.04  # roughly
 MOST_STARTS = 200
 _LATE, _OF_COMMAND = 0.8, 0.3  # share of kills after the command has started processes; share of those that hit it
-# by a kill, by an interruption; a process that has just begun is ended by the signal itself
-ENDED = (-signal.SIGKILL, 130, -signal.SIGTERM, -signal.SIGINT)
+ENDED = (-signal.SIGKILL, 130)  # by a kill, by an interruption
 
 
 @dataclass
@@ -190,6 +189,10 @@ class Trial:
         """Choose the next command: one that goes on, or begins anew what had no checkpoint yet, or the first one."""
         is_training, refused = self._command[0] == "train", code == 2 and self._resuming
         self.tally.counts["resumes"] += self._resuming and code in (0, *ENDED)
+        if code in (-signal.SIGTERM, -signal.SIGINT) and not list(
+            self._folder.glob(f"**/{self._root.name}/**/result.jsonl")
+        ):
+            code = 130  # nothing was trained yet, nor the signal's handler set
         if "Traceback" in said or "inexact" in said:
             self._complain(said[-500:])
         if code == 0:
@@ -244,7 +247,7 @@ def train_reference(kind: Kind, folder: Path, server: ForkServer) -> Path:
 # --- The command -----------------------------------------------------------------------------------------------------
 
 
-def plan(kills: int, rng: random.Random, real_every: int = 8) -> Iterator[tuple[str, list[Kill]]]:
+def plan(kills: int, rng: random.Random, real_every: int = 7) -> Iterator[tuple[str, list[Kill]]]:
     """So many kills of all kinds in turn, in portions for one trial each; of one process a third inside saves."""
     for number, name in enumerate(cycle(KINDS)):
         size = min(kills, rng.randint(2, 8), KINDS[name].most)

@@ -56,6 +56,8 @@ class Kind:
         """In what the runs of two folders differ."""
         if self.line.startswith("tune"):
             return list(_different_trials(reference, runs))
+        if not any(reference.glob("**/config.yaml")):
+            return [f"{reference} has no run"]
         folders = [path.parent.relative_to(reference) for path in sorted(reference.glob("**/config.yaml"))]
         return [f"{each}: {found}" for each in folders for found in differences(reference / each, runs / each)]
 
@@ -75,6 +77,8 @@ def _different_trials(reference: Path, study: Path) -> Iterator[str]:
         for trial in _trials(study)
         if trial.user_attrs.get(ERROR) == KILLED and trial.user_attrs.get(DEATHS) == 1
     }
+    if not expected:
+        yield "no trial has ended"
     for index in expected.keys() - given_up:
         if found.get(index) != expected[index]:
             yield f"trial {index} is {found.get(index)}, was {expected[index]}"

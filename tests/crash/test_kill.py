@@ -178,8 +178,9 @@ def test_a_difference_is_found(
 ) -> None:
     reference, run = reference_of(BATCHED), tmp_path / "run"
     shutil.copytree(reference, run)
-    assert differences(reference, run) == []
+    assert KINDS[BATCHED].differences(reference, run) == []
     change(run)
+    assert KINDS[BATCHED].differences(reference, run) != []
     assert expected in "\n".join(differences(reference, run))
 
 
