@@ -153,8 +153,9 @@ class ProcessedRows(RowProcessing):
         known = processing.agents  # it may act for some of them only, in evaluations
         numbers = range(len(rows.agents)) if set(rows.agents) - set(known) else map(known.index, rows.agents)
         self._agents = np.tile(list(numbers), rows.num_envs)
-        if processing.team_reward is not None and learns and len(rows.team_columns) < 2:
-            words = f"policy {rows.policy_id!r}: team_reward is {processing.team_reward}, and it has no team"
+        if processing.team_reward and learns and (len(rows.team_columns) < 2 or processing.settings.previous_reward):
+            why = "it has no team" if len(rows.team_columns) < 2 else "previous_reward shows each agent its own"
+            words = f"policy {rows.policy_id!r}: team_reward is {processing.team_reward}, and {why}"
             raise ConfigError(f"{words}; accepted: null, or agents whose policies take no turns", key="team_reward")
         super().__init__(rows)
 
@@ -206,17 +207,16 @@ class ProcessedRows(RowProcessing):
     def _team_rewards(self, step: VecStep) -> Array:
         """(E, all agents) float32: what agents are paid, or their teams, as `team_reward` says."""
         how, columns = self.processing.team_reward, list(self._rows.team_columns)
-        if how is None or not columns:
-            return step.rewards
+        if how in ("sum", "mean") and columns:
+            paid: Any = sum(step.rewards[:, column] for column in columns)  # one by one, as the kernels add them up
+            return np.broadcast_to(paid[:, None] / np.float32(len(columns) if how == "mean" else 1), step.rewards.shape)
         if how == "shared":
             there, paid = step.in_play[:, columns], step.rewards[:, columns]
             low, high = paid.min(axis=1, where=there, initial=np.inf), paid.max(axis=1, where=there, initial=-np.inf)
             for env_index in np.flatnonzero(high - low > 1e-4 * np.abs(high) + 1e-6):
                 words = f"team_reward is shared, but env {env_index} paid it {low[env_index]:g} and {high[env_index]:g}"
                 raise ConfigError(f"policy {self._rows.policy_id!r}: {words}; accepted: sum, mean", key="team_reward")
-            return step.rewards
-        of_team: Any = sum(step.rewards[:, column] for column in columns)  # one by one, as the kernels add them up
-        return np.broadcast_to(of_team[:, None] / np.float32(len(columns) if how == "mean" else 1), step.rewards.shape)
+        return step.rewards
 
     def _processed_rewards(self, rewards: Array, over: BoolArray) -> Array:
         """Clip the rewards of transitions that are over, then divide them as `VecNormalize` does.

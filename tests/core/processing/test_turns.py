@@ -110,6 +110,11 @@ def test_a_team_is_paid_what_all_of_it_are_and_who_waits_what_it_was_since_it_ac
     assert paid == [[2 / agents, 0], [3 / agents, 0], [5 / agents, 10 / agents], [9 / agents, 9 / agents]]
 
 
+def test_an_agent_that_sees_its_own_reward_does_not_learn_from_that_of_its_team() -> None:
+    with pytest.raises(ConfigError, match="team_reward is sum, and previous_reward shows each agent its own; accepted"):
+        play(1, team_reward="sum", previous_reward=True)
+
+
 def test_a_team_that_is_not_paid_the_same_is_refused_where_it_is_to_be_so() -> None:
     assert play(1, team_reward="shared")[2] == [[1, 0]]
     with pytest.raises(
