@@ -9,10 +9,16 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
+from itertools import groupby
 from typing import Any, Self
 
+import numpy as np
+from rich.color import Color
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.segment import Segment, Segments
+from rich.style import Style
 from rich.text import Text
 from typing_extensions import override
 
@@ -20,9 +26,9 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.session import LEAST_PER_S, MOST_PER_S, Moment, Stage, ViewerCommand, ViewerLeftError
 from marl_sb3.evaluation.viewed_env import View, ViewedEnv
 from marl_sb3.extensions.display.screen import ScreenSize, cut_line, standard_console
-from marl_sb3.extensions.display.terminal_pictures import RGB, Canvas, image_picture, scene_picture
 from marl_sb3.extensions.display.text import number, one_line, packed
 from marl_sb3.systems import console_keys, has_console_keys, lacks_display
+from marl_sb3.types import Array
 
 KEYS = "space: pause, n: step, +/-: pace, q: quit"
 
@@ -38,6 +44,8 @@ _LAST_FRAMES = 5  # for as many the end of an episode is shown
 _POLL_S = 0.05  # between looks at the keys
 _MOST_AGENTS = 8  # of more, the sum of returns is shown
 _LEAST_COLUMNS, _LEAST_LINES = 20, 6
+_UPPER_HALF = "▀"
+_RAMP = " .:-=+*#%@"  # from dark to light
 
 
 # --- Keys ------------------------------------------------------------------------------------------------------------
@@ -197,12 +205,11 @@ class TerminalStage(KeyStage):
 
     Args:
         title: below the picture.
-        legend: colours of the env by name.
     """
 
-    def __init__(self, keys: TerminalKeys, title: str, legend: Mapping[str, RGB], console: Console) -> None:
+    def __init__(self, keys: TerminalKeys, title: str, console: Console) -> None:
         super().__init__(keys)
-        self._console, self._title, self._legend = console, title, legend
+        self._console, self._title = console, title
         self._view: View | None = None
         self._told: list[str] = []  # printed when the terminal is as before
         self._size = console.size
@@ -231,7 +238,8 @@ class TerminalStage(KeyStage):
         options = self._console.options
         plain = options.ascii_only or self._console.color_system is None
         room = ScreenSize(max(_LEAST_COLUMNS, width), max(_LEAST_LINES, height - len(lines) - 1), plain)
-        return Group(drawn(view, self._legend, room), *map(cut_line, lines))
+        shown = Text.from_ansi(view.text or "", no_wrap=True, overflow="crop")
+        return Group(shown if view.image is None else image_picture(view.image, room), *map(cut_line, lines))
 
     @override
     def tell(self, line: str) -> None:
@@ -264,13 +272,33 @@ def result_line(moment: Moment) -> str:
     return f"episode {moment.episode}: {won}{tally}{what}: {returns}"
 
 
-def drawn(view: View, legend: Mapping[str, RGB], room: ScreenSize) -> Canvas | Text:
-    """Draw a view with characters."""
-    if view.scene is not None and (picture := scene_picture(view.scene, legend, room)) is not None:
-        return picture
-    if view.image is not None:
-        return image_picture(view.image, room)
-    return Text.from_ansi(view.text or "", no_wrap=True, overflow="crop")
+def image_picture(image: Array, room: ScreenSize) -> Segments:
+    """Draw an image as large as there is room, two pixels in a character; without colours, by brightness.
+
+    Args:
+        image: (height, width, 3) uint8.
+    """
+    from PIL import Image
+
+    ratio = image.shape[0] / image.shape[1]
+    columns = max(1, min(room.width, int(2 * room.height / ratio)))  # a character is twice as high as wide
+    lines = max(1, min(room.height, round(columns * ratio / 2)))
+    size = columns, lines if room.ascii_only else 2 * lines
+    small = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BOX))
+    if room.ascii_only:
+        levels = (small.mean(axis=2) * len(_RAMP) / 256).astype(int)
+        return Segments([Segment("".join(_RAMP[level] for level in line)) for line in levels], new_lines=True)
+    segments = []
+    for inks, papers in zip(small[::2].tolist(), small[1::2].tolist(), strict=True):
+        for pair, run in groupby(zip(map(tuple, inks), map(tuple, papers), strict=True)):
+            segments.append(Segment(_UPPER_HALF * len(list(run)), _style(*pair)))
+        segments.append(Segment.line())
+    return Segments(segments)
+
+
+@lru_cache(maxsize=4096)
+def _style(ink: tuple[int, int, int], paper: tuple[int, int, int]) -> Style:
+    return Style(color=Color.from_rgb(*ink), bgcolor=Color.from_rgb(*paper))
 
 
 # --- Which place -----------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def _stage(place: str, render_mode: str, keys: TerminalKeys, title: str, env: Vi
         return KeyStage(keys)
     if place == "window":
         return WindowStage(keys, title, env)
-    return TerminalStage(keys, title, env.legend, standard_console())
+    return TerminalStage(keys, title, standard_console())
 
 
 _OF_VEC_ENV = ("episode_horizon", "n_workers", "worker_timeout_s", "max_worker_restarts", "env_state")

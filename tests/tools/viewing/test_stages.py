@@ -13,97 +13,49 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from marl_sb3.envs.arena import ArenaEnv
-from marl_sb3.envs.waterworld import WaterworldEnv
 from marl_sb3.evaluation.session import Moment, ViewerCommand, ViewerLeftError
 from marl_sb3.evaluation.viewed_env import View
 from marl_sb3.extensions.display.filmed_env import Scene
 from marl_sb3.extensions.display.screen import ScreenSize
-from marl_sb3.extensions.display.terminal_pictures import image_picture, scene_picture
 from marl_sb3.tools.viewing import stages
 from marl_sb3.tools.viewing.stages import (
     KeyStage,
     TerminalKeys,
     TerminalStage,
+    image_picture,
     names_of_keys,
     why_no_terminal,
     why_no_window,
 )
 
-BLUE, ORANGE, TINT = (29, 91, 214), (230, 96, 18), (196, 220, 252)
-LEGEND = {"agent1": BLUE, "agent2": ORANGE, "visited by agent1": TINT}
-
-
-def arena(cells: list[int], visited: list[int]) -> dict[str, Any]:
-    return {"kind": "arena", "height": 2, "width": 3, "cells": cells, "visited": visited}
+BLUE, ORANGE = (29, 91, 214), (230, 96, 18)
 
 
 # --- Pictures --------------------------------------------------------------------------------------------------------
-
-
-def test_arena_is_drawn_as_large_as_it_fits() -> None:
-    small = scene_picture(arena([0, 5], [0, 1]), LEGEND, ScreenSize(width=6, height=2, ascii_only=True))
-    assert small is not None
-    assert small.text == "1 +   \n    2 "
-    large = scene_picture(arena([0, 5], [0, 1]), LEGEND, ScreenSize(width=12, height=9))
-    assert large is not None
-    assert large.text.split("\n") == [" 1          ", " " * 12, "         2  ", " " * 12]
-    assert [tuple(large.papers[0, column]) for column in (0, 4)] == [BLUE, tuple(part - 9 for part in TINT)]
-    assert tuple(large.papers[3, 8]) == ORANGE
-    assert scene_picture(arena([0, 5], []), LEGEND, ScreenSize(width=5, height=2)) is None  # no room
-
-
-def test_two_agents_in_a_cell_share_it() -> None:
-    picture = scene_picture(arena([4, 4], [4]), LEGEND, ScreenSize(width=6, height=2))
-    assert picture is not None
-    assert picture.text == "      \n  12  "
-    assert [tuple(picture.papers[1, column]) for column in (2, 3)] == [BLUE, ORANGE]
-
-
-def test_waterworld_is_drawn_with_y_upwards() -> None:
-    scene = {
-        "kind": "waterworld",
-        "pursuers": [[0.0, 1.0], [1.0, 0.0]],
-        "foods": [[0.3, 0.1]],
-        "poisons": [[0.99, 0.99]],
-        "obstacles": [[0.5, 0.5]],
-        "obstacle_radius": 0.2,
-        "sensor_range": 0.01,
-    }
-    legend = {"pursuer_0": BLUE, "pursuer_1": ORANGE, "food": TINT, "poison": BLUE}
-    picture = scene_picture(scene, legend, ScreenSize(width=20, height=4, ascii_only=True))
-    assert picture is not None
-    assert picture.text == "0      x\n   ##   \n   ##   \n  o    1"
-
-
-@pytest.mark.parametrize("env", [ArenaEnv(render_mode="rgb_array"), WaterworldEnv(render_mode="rgb_array")])
-def test_scenes_of_the_built_in_envs_are_drawn(env: Any) -> None:
-    env.reset(seed=1)
-    picture = scene_picture(env.scene(), env.metadata["legend"], ScreenSize(80, 20))
-    assert picture is not None
-    assert "1" in picture.text
 
 
 def test_an_image_has_two_pixels_in_a_character() -> None:
     image = np.zeros((4, 4, 3), np.uint8)
     image[:2], image[2:, 2:] = BLUE, ORANGE
     picture = image_picture(image, ScreenSize(width=4, height=9))
-    assert picture.text == "▀▀▀▀\n▀▀▀▀"
-    assert tuple(picture.inks[0, 0]) == tuple(picture.papers[0, 0]) == BLUE
-    assert tuple(picture.inks[1, 3]) == tuple(picture.papers[1, 3]) == ORANGE
+    assert [each.text for each in picture.segments] == ["▀▀▀▀", "\n", "▀▀", "▀▀", "\n"]
+    styles: list[Any] = [each.style for each in picture.segments if each.style]
+    colours = [(each.color.get_truecolor(), each.bgcolor.get_truecolor()) for each in styles]
+    assert colours == [(BLUE, BLUE), ((0, 0, 0), (0, 0, 0)), (ORANGE, ORANGE)]
 
 
 def test_an_image_without_colours_is_drawn_by_brightness() -> None:
     image = np.zeros((4, 4, 3), np.uint8)
     image[:2, 2:], image[2:, :2] = 255, 128
-    assert image_picture(image, ScreenSize(width=4, height=2, ascii_only=True)).text == "  @@\n++  "
+    picture = image_picture(image, ScreenSize(width=4, height=2, ascii_only=True))
+    assert [each.text for each in picture.segments] == ["  @@", "++  "]
 
 
 def test_a_terminal_shows_picture_returns_and_keys() -> None:
     console = Console(file=io.StringIO(), width=60, height=12, force_terminal=True, color_system="truecolor")
-    stage = TerminalStage(TerminalKeys(), "arena, run\x1b[31m", LEGEND, console)
+    stage = TerminalStage(TerminalKeys(), "arena, run\x1b[31m", console)
     returns = {"agent1": 3.0, "agent2": -0.5}
-    view = View(Scene(2, 7, returns), scene=arena([0, 5], [0]))
+    view = View(Scene(2, 7, returns), image=np.full((4, 4, 3), ORANGE, np.uint8))
     stage.show(moment(episode=2, step=7, returns=returns, is_over=True, playing=False), view)
     stage.close()
     shown = console.file.getvalue()  # type: ignore[attr-defined]
@@ -119,7 +71,7 @@ def test_a_terminal_shows_picture_returns_and_keys() -> None:
 
 def test_a_terminal_shows_who_plays_and_the_latest_result_which_are_printed_in_the_end() -> None:
     console = Console(file=io.StringIO(), width=60, height=14, force_terminal=True, color_system=None)
-    stage = TerminalStage(TerminalKeys(), "game", LEGEND, console)
+    stage = TerminalStage(TerminalKeys(), "game", console)
     played = {"against": "runs/b", "players": {"a": "runs/a", "b": "runs/b", "c": "runs/b"}, "steps_per_s": 5.0}
     over: Any = {**played, "episode": 1, "step": 9, "returns": {"a": 4.0, "b": -1.0, "c": -3.0}, "result": "runs/a won"}
     view = View(Scene(1, 9, {}), text="board")
