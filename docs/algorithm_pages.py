@@ -176,7 +176,8 @@ MEANINGS: dict[str, dict[str, str]] = {
     "double_dqn": {"double_dqn": "the trained network chooses the next action, and the target network gives its value"},
     OF_TEAMS: {
         "batch_size": "transitions of the team in a minibatch; each minibatch is one gradient step",
-        **dict.fromkeys(("n_steps", "optimize_memory_usage"), "cannot be changed with teams"),
+        "optimize_memory_usage": "cannot be changed with teams",
+        "td_lambda": "with n_steps above 1: how much later values count, as in TD(lambda); 1: the last one alone counts",
         "replay_buffer_class": "null: by the observations; goals (`HerReplayBuffer`) do not go with teams",
     },
     "mixing_embed_dim": {

@@ -16,6 +16,7 @@ from stable_baselines3.common.utils import polyak_update
 from torch import nn
 from typing_extensions import override
 
+from marl_sb3.core.off_policy.per_row_replay import NStepBuffer, NStepDictBuffer
 from marl_sb3.core.off_policy.replay import TransitionBuffer, TransitionDictReplayBuffer, TransitionReplayBuffer
 from marl_sb3.core.sb3.tensors import (
     optimizer_arrays,
@@ -30,7 +31,13 @@ from marl_sb3.core.state.state import State, StateReader, TensorFile
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.masked_q import MaskedQLearning
 from marl_sb3.extensions.fast.replay import DQN
-from marl_sb3.extensions.fast.team_replay import TeamBatch, TeamDictReplayBuffer, TeamReplayBuffer
+from marl_sb3.extensions.fast.team_replay import (
+    TeamBatch,
+    TeamDictReplayBuffer,
+    TeamNStepBuffer,
+    TeamNStepDictBuffer,
+    TeamReplayBuffer,
+)
 from marl_sb3.types import Array, BoolArray
 
 
@@ -44,6 +51,9 @@ class TeamQLearning(MaskedQLearning, DQN):
         policy: as in `stable_baselines3.DQN`; the same for `env` and `settings`.
         double_dqn: whether the online network chooses the next actions, and the target network only says what
             they are worth: the overestimates of a maximum add up over the agents.
+        td_lambda: from 0 to 1, with returns over several steps (`n_steps`): a value after k steps counts by
+            `(1 - td_lambda) * td_lambda ** (k - 1)`, the last one by the rest: TD(lambda) (Sutton and Barto 2018,
+            section 12.1), cut off after `n_steps`. 1: the last one alone counts.
     """
 
     needs_masks = False  # where the env gives none, all actions are allowed
@@ -53,10 +63,14 @@ class TeamQLearning(MaskedQLearning, DQN):
     replay_buffers: ClassVar[Mapping[type[TransitionBuffer], type[TransitionBuffer]]] = {
         TransitionReplayBuffer: TeamReplayBuffer,
         TransitionDictReplayBuffer: TeamDictReplayBuffer,
+        NStepBuffer: TeamNStepBuffer,
+        NStepDictBuffer: TeamNStepDictBuffer,
     }
 
-    def __init__(self, policy: Any, env: Any, *, double_dqn: bool = True, **settings: Any) -> None:
-        self.double_dqn = double_dqn
+    def __init__(
+        self, policy: Any, env: Any, *, double_dqn: bool = True, td_lambda: float = 1.0, **settings: Any
+    ) -> None:
+        self.double_dqn, self.td_lambda = double_dqn, td_lambda
         super().__init__(policy, env, **settings)
 
     # --- Acting ------------------------------------------------------------------------------------------------------
@@ -125,8 +139,9 @@ class TeamQLearning(MaskedQLearning, DQN):
     def _step(self, batch: TeamBatch) -> float:
         targets = self.targets(batch)
         values = self.q_net(batch.observations).reshape(*batch.actions.shape, -1)
-        taken = values.gather(2, batch.actions[..., None]).squeeze(2) * batch.present
-        whole = self.whole(taken, batch.present, batch.observations, batch.states, target=False)
+        present = batch.present[:, 0]
+        taken = values.gather(2, batch.actions[..., None]).squeeze(2) * present
+        whole = self.whole(taken, present, batch.observations, batch.states, target=False)
         loss = nn.functional.mse_loss(whole, targets)
         parts = self.trained_parts()
         for optimizer, _ in parts:
@@ -144,24 +159,27 @@ class TeamQLearning(MaskedQLearning, DQN):
         What follows is the value of the agents that were not terminated; nothing follows if all were. An agent that was
         truncated counts with its final observation.
         """
-        shape = *batch.actions.shape, -1
+        paid, numbers = self._paid(batch), range(batch.rewards.shape[1])
         with th.no_grad():
-            following = self.q_net_target(batch.next_observations).reshape(shape)
-            ranked = self.q_net(batch.next_observations).reshape(shape) if self.double_dqn else following
-            best = ranked.masked_fill(~batch.next_masks, -th.inf).argmax(dim=2, keepdim=True)
+            following = self.q_net_target(batch.next_observations).reshape(*batch.goes_on.shape, -1)
+            online = self.q_net(batch.next_observations).reshape(following.shape) if self.double_dqn else following
+            best = online.masked_fill(~batch.next_masks, -th.inf).argmax(dim=2, keepdim=True)
             values = following.gather(2, best).squeeze(2) * batch.goes_on
-            after = self.whole(values, batch.goes_on, batch.next_observations, batch.next_states, target=True)
-            goes_on = batch.goes_on.amax(dim=1)
-            targets: th.Tensor = self._paid(batch) + self.gamma * goes_on * after
+            whole = self.whole(values, batch.goes_on, batch.next_observations, batch.next_states, target=True)
+            after = (batch.goes_on.amax(dim=1) * whole).reshape(len(paid), -1).expand(-1, len(numbers))
+            targets: th.Tensor = after[:, -1]
+            for step in reversed(numbers):  # those after the last one of a return are filler, and forgotten there
+                joined = (1 - self.td_lambda) * after[:, step] + self.td_lambda * targets
+                targets = paid[:, step] + self.gamma * th.where(batch.last == step, after[:, step], joined)
         return targets
 
     def _paid(self, batch: TeamBatch) -> th.Tensor:
-        paid = batch.rewards.sum(dim=1)
+        paid = batch.rewards.sum(dim=2)
         if self.team_reward == "sum":
             return paid
         if self.team_reward == "mean":
-            return paid / batch.rewards.shape[1]
-        return paid / batch.present.sum(dim=1)  # all of them are equal
+            return paid / batch.rewards.shape[2]
+        return paid / batch.present.sum(dim=2).clamp(min=1)  # all of them are equal
 
 
 class VDN(TeamQLearning):

@@ -21,6 +21,7 @@ from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.off_policy.off_policy import OffPolicyLearner
+from marl_sb3.core.off_policy.per_row_replay import NStepBuffer, NStepDictBuffer, PerRowReplay
 from marl_sb3.core.off_policy.replay import (
     ReplayExperience,
     TransitionDictReplayBuffer,
@@ -32,23 +33,27 @@ from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.masked_q import WithMasks, with_columns
-from marl_sb3.types import Array, FloatArray
+from marl_sb3.types import Array, BoolArray, FloatArray
 
 # --- The replay buffer -----------------------------------------------------------------------------------------------
 
 
 class TeamBatch(NamedTuple):
-    """A minibatch of B transitions of a team of N agents; n actions each."""
+    """A minibatch of B transitions of a team of N agents, n actions each, with the S - 1 that follow each of them.
+
+    What is next is that of K steps: of all S, or of the last one of each return alone.
+    """
 
     observations: Any  # (B * N, ...), the agents of a team one after the other; filler for those that are not there
     actions: th.Tensor  # (B, N) int64
-    present: th.Tensor  # (B, N) float32: 1 for agents that acted
-    rewards: th.Tensor  # (B, N) float32: 0 for all others
-    next_observations: Any  # (B * N, ...)
-    next_masks: th.Tensor  # (B, N, n) bool
-    goes_on: th.Tensor  # (B, N) float32: 1 for agents whose values count afterwards: those that were not terminated
     states: th.Tensor  # (B, d) float32: the env's state before, d = 0 if none is kept
-    next_states: th.Tensor  # (B, d) float32
+    present: th.Tensor  # (B, S, N) float32: 1 for agents that acted
+    rewards: th.Tensor  # (B, S, N) float32: 0 for all others
+    last: th.Tensor  # (B,) int64: the number of the last step of a return, from 0; later ones are filler
+    next_observations: Any  # (B * K * N, ...)
+    next_masks: th.Tensor  # (B * K, N, n) bool
+    goes_on: th.Tensor  # (B * K, N) float32: 1 for agents whose values count afterwards: those not terminated
+    next_states: th.Tensor  # (B * K, d) float32
 
 
 class OfTeams(WithMasks):
@@ -59,11 +64,15 @@ class OfTeams(WithMasks):
 
     Attributes:
         team_size: number of agents of the team, N.
+        n_steps: the most steps of a return; see `NStepBuffer`.
+        follows_all: whether a minibatch has what follows each step of a return, and not the last one alone.
         state_size: numbers of the env's state; 0: none is kept.
         about_states: is told the `state_size` of all transitions before they are added.
     """
 
     team_size: int = 1
+    n_steps: int = 1
+    follows_all: bool = False
     state_size: int = 0
     about_states: Callable[[int], None]
 
@@ -134,27 +143,48 @@ class OfTeams(WithMasks):
             batch_size: number of transitions of a team.
             env: normalises observations; None: they are as they were added.
         """
+        if isinstance(self, PerRowReplay):
+            return self.batch_of(*self._drawn(self.counts[:: self.team_size], batch_size), env)
         lines = np.random.randint(0, self.buffer_size if self.full else self.pos, size=batch_size)  # noqa: NPY002
         teams = np.random.randint(0, self.n_envs // self.team_size, size=batch_size)  # noqa: NPY002 - as SB3 does
         return self.batch_of(lines, teams, env)
 
     def batch_of(self, lines: Array, teams: Array, env: VecNormalize | None = None) -> TeamBatch:
-        """Return the minibatch of these lines and envs, (B,) each."""
-        places = lines[:, None], teams[:, None] * self.team_size + np.arange(self.team_size)
-        present = self.present[places]
-        terminated = (self.dones[places] * (1 - self.timeouts[places])) > 0
-        rewards: Any = self._normalize_reward(self.rewards[places], env)
+        """Return the minibatch of the transitions of these lines and envs, (B,) each, and of those that follow."""
+        rows = teams[:, None, None] * self.team_size + np.arange(self.team_size)
+        steps = (lines[:, None] + np.arange(self.n_steps)) % self.buffer_size
+        first, each = (lines[:, None], rows[:, 0]), (steps[:, :, None], rows)
+        present, timeouts = self.present[each], self.timeouts[each] > 0
+        goes_on = present & ~((self.dones[each] > 0) & ~timeouts)
+        over = np.asarray(~goes_on.any(axis=2) | (present & timeouts).any(axis=2))
+        last = self._last_of_returns(steps, rows[:, 0, 0], over)
+        rewards: Any = self._normalize_reward(self.rewards[each], env)
+        if not self.follows_all:
+            goes_on = goes_on[np.arange(len(lines)), last]
+            steps = (lines + last)[:, None] % self.buffer_size
+        following = steps.reshape(-1, 1), np.repeat(rows[:, 0], steps.shape[1], axis=0)
         return TeamBatch(
-            self._seen(self.observations, places, env),
-            self.to_torch(self.actions[places][..., 0].astype(np.int64)),
+            self._seen(self.observations, first, env),
+            self.to_torch(self.actions[first][..., 0].astype(np.int64)),
+            self._states_at("states", first),
             self.to_torch(present.astype(np.float32)),
             self.to_torch((rewards * present).astype(np.float32)),
-            self._seen(self.next_observations, places, env),
-            self.to_torch(self.next_masks[places]),
-            self.to_torch((present & ~terminated).astype(np.float32)),
-            self._states_at("states", places),
-            self._states_at("next_states", places),
+            self.to_torch(last),
+            self._seen(self.next_observations, following, env),
+            self.to_torch(self.next_masks[following]),
+            self.to_torch(goes_on.reshape(-1, self.team_size).astype(np.float32)),
+            self._states_at("next_states", following),
         )
+
+    def _last_of_returns(self, steps: Array, columns: Array, over: BoolArray) -> Array:
+        """(B,) the numbers of the steps, of (B, S), at which returns end.
+
+        They do where the team goes on with nobody, where an agent was truncated, since its value counts from there on,
+        and where no transition follows.
+        """
+        if isinstance(self, PerRowReplay):
+            over = over | ((steps + 1) % self.buffer_size == self._next[columns][:, None])
+        return np.where(over.any(axis=1), over.argmax(axis=1), self.n_steps - 1)
 
     def _seen(self, of_all: Any, places: Any, env: VecNormalize | None) -> Any:
         rows = map_arrays(lambda array: array[places].reshape(-1, *array.shape[2:]), of_all)
@@ -167,10 +197,11 @@ class OfTeams(WithMasks):
         return self.to_torch(of_teams[:, : self.state_size])
 
 
-TeamReplayBuffer = with_columns("TeamReplayBuffer", OfTeams, TransitionReplayBuffer, "next_masks", "present")
-TeamDictReplayBuffer = with_columns(
-    "TeamDictReplayBuffer", OfTeams, TransitionDictReplayBuffer, "next_masks", "present"
-)
+_COLUMNS = "next_masks", "present"
+TeamReplayBuffer = with_columns("TeamReplayBuffer", OfTeams, TransitionReplayBuffer, *_COLUMNS)
+TeamDictReplayBuffer = with_columns("TeamDictReplayBuffer", OfTeams, TransitionDictReplayBuffer, *_COLUMNS)
+TeamNStepBuffer = with_columns("TeamNStepBuffer", OfTeams, NStepBuffer, *_COLUMNS)
+TeamNStepDictBuffer = with_columns("TeamNStepDictBuffer", OfTeams, NStepDictBuffer, *_COLUMNS)
 
 
 # --- Experience ------------------------------------------------------------------------------------------------------
@@ -285,6 +316,7 @@ class TeamLearner(OffPolicyLearner):
         if options.experience.learns_here:
             buffer = algorithm.replay_buffer
             buffer.team_size, buffer.about_states = len(rows.agents), algorithm.make_mixing
+            buffer.follows_all = algorithm.td_lambda < 1
         return algorithm  # type: ignore[no-any-return]
 
     @override
@@ -306,7 +338,7 @@ def _check(rows: PolicyRows, spec: PolicySpec) -> None:
     """
     where, name, values = f"policy {rows.policy_id!r}", spec.algorithm.__name__, spec.values
     refused: Mapping[str, tuple[bool, str]] = {
-        "n_steps": (values["n_steps"] > 1, "1"),
+        "td_lambda": (values["td_lambda"] < 1 and values["n_steps"] == 1, "1, or n_steps above 1"),
         "replay_buffer_class": (values["replay_buffer_class"] == "HerReplayBuffer", "null"),
         "optimize_memory_usage": (values["optimize_memory_usage"], "false"),
     }

@@ -62,8 +62,8 @@ def test_a_transition_is_of_the_whole_team_until_its_last_agent_has_ended(algo: 
     buffer = team_of(algorithm).replay_buffer
     assert (buffer.pos, buffer.num_transitions) == (10, 60)
     batch = buffer.batch_of(np.arange(5), np.ones(5, np.int64))
-    assert batch.present.tolist() == [[1, 1, 1], [1, 1, 1], [1, 0, 1], [1, 0, 1], [1, 0, 0]]
-    assert batch.rewards.tolist() == [[1, 2, 3], [1, 2, 3], [1, 0, 3], [1, 0, 3], [1, 0, 0]]
+    assert batch.present[:, 0].tolist() == [[1, 1, 1], [1, 1, 1], [1, 0, 1], [1, 0, 1], [1, 0, 0]]
+    assert batch.rewards[:, 0].tolist() == [[1, 2, 3], [1, 2, 3], [1, 0, 3], [1, 0, 3], [1, 0, 0]]
     # The values of truncated agents count with their final observations, those of terminated ones do not.
     assert batch.goes_on.tolist() == [[1, 1, 1], [1, 0, 1], [1, 0, 1], [1, 0, 1], [1, 0, 0]]
     seen, following = (each.reshape(5, 3, 3).numpy() for each in (batch.observations, batch.next_observations))
@@ -93,7 +93,7 @@ def test_agents_that_come_later_take_part_from_then_on() -> None:
     algorithm = made("vdn", env, learning_starts=99)
     algorithm.train_iteration()
     batch = team_of(algorithm).replay_buffer.batch_of(np.arange(4), np.zeros(4, np.int64))
-    assert batch.present.tolist() == [[1, 0], [1, 0], [1, 1], [1, 1]]
+    assert batch.present[:, 0].tolist() == [[1, 0], [1, 0], [1, 1], [1, 1]]
 
 
 def test_two_teams_learn_apart_and_policies_that_swap_learn_from_the_agents_that_they_play() -> None:
@@ -163,8 +163,29 @@ def test_the_targets_are_those_that_numpy_computes(
         seen = batch.next_observations.numpy().reshape(10, 3, 3) * goes_on[..., None]
         of_team = np.concatenate([seen.reshape(10, 9), goes_on], axis=1)
         after = numpy_mixer(policy.mixing.target, values, batch.next_states.numpy() if env_state else of_team)
-    paid = batch.rewards.numpy().sum(1) / (3 if team_reward == "mean" else 1)
+    paid = batch.rewards.numpy().sum((1, 2)) / (3 if team_reward == "mean" else 1)
     np.testing.assert_allclose(found, paid + 0.5 * goes_on.any(1) * after, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("td_lambda", [1.0, 0.4, 0.0])
+@pytest.mark.parametrize("algo", ["vdn", "qmix"])
+def test_returns_over_several_steps_are_those_of_single_steps_added_up(algo: str, td_lambda: float) -> None:
+    """Of 12 steps, they end with the last one, and where `c` and `a` were truncated: the fourth and fifth of five."""
+    env = make_vec_env(Shown, n_envs=2, script=SCRIPT, masked=True, env_state=True)
+    policy = team_of(made(algo, env, n_steps=3, td_lambda=td_lambda).learn(24))
+    buffer, lines = policy.replay_buffer, np.arange(12)
+    found = policy.targets(buffer.batch_of(lines, lines % 2))
+    for line in lines:
+        ends = [step for step in range(line, line + 3) if step % 5 in (3, 4) or step == 11]
+        steps = range(line, min([*ends, line + 2]) + 1)
+        buffer.n_steps = 1
+        single = buffer.batch_of(np.array(steps), np.full(len(steps), line % 2))
+        paid, worth = single.rewards.sum((1, 2)), policy.targets(single)
+        after = (worth - paid) / 0.5
+        expected = worth[-1]
+        for step in reversed(range(len(steps) - 1)):
+            expected = paid[step] + 0.5 * ((1 - td_lambda) * after[step] + td_lambda * expected)
+        np.testing.assert_allclose(found[line], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_nothing_follows_the_end_of_a_team_that_was_terminated() -> None:
@@ -216,9 +237,9 @@ def test_a_team_may_observe_anything_and_the_mixer_sees_all_of_it(name: str) -> 
     assert policy.mixing.inputs == 2 * (numbers + 1)
     vec_normalize = policy._vec_normalize_env
     batch = policy.replay_buffer.batch_of(np.arange(15), np.zeros(15, np.int64), vec_normalize)
-    seen = policy._seen_by_all(batch.observations, batch.present)
+    seen = policy._seen_by_all(batch.observations, batch.present[:, 0])
     assert seen.shape == (15, 2 * (numbers + 1))
-    assert (seen[batch.present[:, 1] == 0, numbers : 2 * numbers] == 0).all()
+    assert (seen[batch.present[:, 0, 1] == 0, numbers : 2 * numbers] == 0).all()
     assert (vec_normalize is not None) == (name == "normalised")
     assert th.isfinite(policy.targets(batch)).all()
 
@@ -286,13 +307,13 @@ class Growing(ScriptedEnv):
 PLANS = [[(SCRIPT, {})]] * 2
 
 
-@pytest.mark.parametrize("env_state", [True, False])
+@pytest.mark.parametrize(("env_state", "more"), [(True, {"n_steps": 3, "td_lambda": 0.6}), (False, {})])
 @pytest.mark.parametrize("steps", [0, 40])
 def test_a_resumed_training_is_the_same_as_one_that_was_not_interrupted(
-    steps: int, env_state: bool, tmp_path: Path
+    steps: int, env_state: bool, more: Mapping[str, Any], tmp_path: Path
 ) -> None:
     def begun() -> MultiAgentAlgorithm:
-        return made("qmix", make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=PLANS, env_state=env_state))
+        return made("qmix", make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=PLANS, env_state=env_state), **more)
 
     whole = begun().learn(40) if steps else begun()
     whole.save(tmp_path / "saved")
@@ -361,7 +382,10 @@ class Rewrites(MultiAgentCallback):
 
 
 REFUSED: Mapping[str, tuple[str, Callable[[], Any]]] = {
-    "steps": ("n_steps is 3, and VDN draws whole teams.*accepted: 1", lambda: made("vdn", n_steps=3)),
+    "steps": (
+        "td_lambda is 0.5, and VDN draws whole teams.*accepted: 1, or n_steps above 1",
+        lambda: made("vdn", td_lambda=0.5),
+    ),
     "memory": (
         "optimize_memory_usage is True, and VDN",
         lambda: made("vdn", optimize_memory_usage=True, replay_buffer_kwargs={"handle_timeout_termination": False}),
