@@ -72,7 +72,7 @@ _OF_EXTRAS = {
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "plot": ("matplotlib",),
     "report": ("plotly",),
-    "serve": ("starlette", "uvicorn", "websockets"),
+    "serve": ("prometheus_client", "starlette", "uvicorn", "websockets"),
 }
 
 

@@ -51,6 +51,7 @@ EXTENSIONS = (
     "envs",
     "extensions.assignment",
     "extensions.central",
+    "extensions.curiosity",
     "extensions.data",
     "extensions.dialects",
     "extensions.exploration",
@@ -80,7 +81,7 @@ COMMANDS = (
 LAYERS = (
     *GROUND,
     *CORE,
-    ("extensions.display",),
+    ("extensions.display", "extensions.settings"),
     EXTENSIONS,
     ("extensions",),
     ("evaluation",),

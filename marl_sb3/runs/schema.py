@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast, get_type_hints
 
 from msgspec import Meta
 
-from marl_sb3.core.config.settings import ProcessingSettings, section_by_setting
+from marl_sb3.core.config.settings import ProcessingSettings, policy_sections, section_by_setting
 from marl_sb3.core.config.values import (
     Count,
     FiniteFloat,
@@ -28,8 +28,7 @@ from marl_sb3.core.config.values import (
 )
 from marl_sb3.doors import Dialect
 from marl_sb3.errors import ConfigError, refuse, shown
-from marl_sb3.extensions.central.settings import CentralSettings
-from marl_sb3.extensions.data.settings import DataSettings
+from marl_sb3.extensions.settings import CentralSettings, DataSettings, LearningSettings
 from marl_sb3.league.settings import LeagueSettings
 from marl_sb3.output import printable
 from marl_sb3.types import AgentID, PolicyID
@@ -175,7 +174,7 @@ class PolicySettings:
     algo: str  # name of its algorithm
     policy: str  # SB3 policy class, by name
     # SB3's arguments, by name, all of them in a resolved configuration; and those settings of `ProcessingSettings`,
-    # `DataSettings` and `CentralSettings` that are not as by default
+    # and of the other sections that are not as by default
     hyperparameters: Mapping[str, Any]
 
 
@@ -243,6 +242,8 @@ class TrainConfig:
     data: DataSettings = field(default_factory=DataSettings)
     # critics of policies that see the whole env
     central: CentralSettings = field(default_factory=CentralSettings)
+    # what they are paid beside the rewards of the env
+    learning: LearningSettings = field(default_factory=LearningSettings)
     # when they are written, and which are kept
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     # when the policies are evaluated, and how
@@ -324,7 +325,8 @@ class TrainConfig:
         own = dict(self.own_settings.get(policy_id, {}))
         algo, policy = own.pop("algo", self.algo), own.pop("policy", self.policy)
         of_run = self.hyperparameters if algo == self.algo else {}
-        of_sections = {**self.processing.changed(), **self.data.changed(), **self.central.changed()}
+        sections = [getattr(self, section).changed() for section in policy_sections() if hasattr(self, section)]
+        of_sections = {name: value for changed in sections for name, value in changed.items()}
         return PolicySettings(algo, policy, {**of_run, **of_sections, **own})
 
     def changed(self, values: Mapping[str, Any], source: str | None = None) -> TrainConfig:

@@ -50,17 +50,10 @@ def send(*numbers: signal.Signals) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_in_the_rollout_ends_the_training_with_the_iteration(number: signal.Signals) -> None:
+@pytest.mark.parametrize("sent", [{"steps": 8}, {"iterations": 2}], ids=["in a rollout", "in an update"])
+def test_a_signal_ends_the_training_with_the_iteration(sent: dict[str, int], number: signal.Signals) -> None:
     with StopOnSignal() as stop:
-        algorithm = learn(stop, action=send(number), steps=8)
-    assert stop.received == number.name
-    assert (algorithm.num_timesteps, algorithm.iteration) == (12, 2)
-
-
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_in_the_update_ends_the_training_with_the_iteration(number: signal.Signals) -> None:
-    with StopOnSignal() as stop:
-        algorithm = learn(stop, action=send(number), iterations=2)
+        algorithm = learn(stop, action=send(number), **sent)
     assert stop.received == number.name
     assert (algorithm.num_timesteps, algorithm.iteration) == (12, 2)
 

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from marl_sb3.core.config.settings import policy_sections, section_by_setting
 from marl_sb3.core.mapping import resolve_policies
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects.names import FLAT_NAMES
@@ -72,6 +73,15 @@ def test_text_that_is_not_plain_data_is_refused(text: str) -> None:
 def test_a_mapping_without_a_space_after_the_colon_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"has no space after a colon; accepted: \{(a: 1|b: 2)\}"):
         parse_value(text)
+
+
+def test_settings_of_every_section_reach_the_policies() -> None:
+    """A door's section without a field in `TrainConfig` is a user's own; those of the package have one."""
+    one_of_each = {"frame_stack": 2, "central_critic": True, "imitation_coefficient": 0.5, "curiosity": "rnd"}
+    sections = [section_by_setting()[name] for name in one_of_each]
+    assert sections == list(policy_sections())
+    found = load_config("arena", settings={**one_of_each, "imitation_data": "x"}).of_policy("shared").hyperparameters
+    assert {name: found[name] for name in one_of_each} == one_of_each
 
 
 def test_the_arena_has_a_preset_and_an_unknown_env_the_defaults() -> None:

@@ -17,7 +17,7 @@ from marl_sb3.core.processing.rows import RowProcessing
 from marl_sb3.core.sb3.inference import States, noise, noise_of_rows, uses_noise
 from marl_sb3.core.sb3.traits import trait
 from marl_sb3.core.state.fields import Fields, Stateful, array, part, scalar
-from marl_sb3.core.vec_env.observations import ZeroBased, with_rows
+from marl_sb3.core.vec_env.observations import ZeroBased, map_arrays, pairs, with_rows
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.types import Array, BoolArray, Observations, PolicyID
@@ -284,6 +284,18 @@ class Actor(Stateful):
     def final_observations(self, step: VecStep, wanted: BoolArray) -> Observations:
         """Return the (n, ...) observations that agents, (E, A) bool, ended on, as the learner keeps them."""
         return self._transposed(self.processing.final_observations(step, wanted))
+
+    def following(self, step: VecStep) -> Observations:
+        """Return the observations after a step, (rows, ...); of agents that ended, their final ones."""
+        following = self.observations(step)
+        if not len(step.final_observations):
+            return following
+        known = step.final_observations.among(self.rows.mine & (step.terminated | step.truncated))
+        if known.any():
+            following, rows = map_arrays(np.copy, following), self.rows.of_agents(known)
+            for own, given in pairs(following, self.final_observations(step, known)):
+                own[rows] = given
+        return following
 
     # --- State -------------------------------------------------------------------------------------------------------
 

@@ -75,7 +75,7 @@ class OffPolicyLearner(Learner):
 
     algorithm: OffPolicyAlgorithm
     policy_class: ClassVar[type[ExploringPolicy]] = ExploringPolicy
-    takes_parts: ClassVar[Sequence[str]] = ("replay_data",)
+    takes_parts: ClassVar[Sequence[str]] = ("replay_data", "curiosity")
     trains: Callable[..., None] | None = None  # takes the place of the algorithm's `train()`
 
     def __init__(self, *arguments: Any) -> None:
@@ -160,9 +160,7 @@ class OffPolicyLearner(Learner):
 
     def finish_update(self, gradient_steps: int) -> Result:
         """Return the metrics of gradient steps, after a look for numbers that are not finite."""
-        logger = self.algorithm.logger
-        recorded = dict(logger.name_to_value)
-        logger.dump()
+        recorded = self._recorded()
         if gradient_steps:
             check_replay_update(self.policy_id, recorded, self.buffer)
         return {**self.metrics(recorded), "num_module_steps_trained": gradient_steps * self.algorithm.batch_size}
@@ -254,7 +252,7 @@ def check_replay(rows: PolicyRows, spec: PolicySpec, processing: Processing) -> 
 
 def _check_buffer(rows: PolicyRows, values: Mapping[str, Any], where: str) -> None:
     """Refuse settings of a replay buffer that do not go together."""
-    hindsight, given = _with_goals(values), values["replay_buffer_kwargs"] or {}
+    hindsight, given = values["replay_buffer_class"] == HER, values["replay_buffer_kwargs"] or {}
     accepted = (_TIMEOUTS, *_OF_GOALS) if hindsight else (_TIMEOUTS,)
     for name in given:
         require_known(name, accepted, f"{where}: replay_buffer_kwargs has {name!r}", "replay_buffer_kwargs")
@@ -295,10 +293,6 @@ def _check_compact(rows: PolicyRows, values: Mapping[str, Any], where: str) -> N
         raise ConfigError(f"{words}; accepted: false", key="optimize_memory_usage")
 
 
-def _with_goals(values: Mapping[str, Any]) -> bool:
-    return bool(values["replay_buffer_class"] == HER)
-
-
 def replay_buffer(
     rows: PolicyRows,
     spec: PolicySpec,
@@ -319,7 +313,7 @@ def replay_buffer(
     values, is_dict = spec.values, isinstance(stored, spaces.Dict)
     more: dict[str, Any] = {}
     buffer_class: Callable[..., RowReplayBuffer] = TransitionDictReplayBuffer if is_dict else TransitionReplayBuffer
-    if _with_goals(values):
+    if values["replay_buffer_class"] == HER:
         buffer_class, more = HindsightBuffer, {"goals": _goal_env(rows, stored, goal_rewards)}
     elif values["n_steps"] > 1:
         buffer_class = NStepDictBuffer if is_dict else NStepBuffer
@@ -378,7 +372,11 @@ def _bytes(rows: PolicyRows, spec: PolicySpec) -> int:
     parts = [*parts_of(stored).values()] * copies + [processing.action_space]
     numbers = 12 + sum(math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize for part in parts)  # rewards, ends
     numbers += sum(choices_of(rows.group.action_space) or ()) if spec.info.takes_masks else 0
-    more = 2 * np.dtype(np.int64).itemsize if _with_goals(values) else int(values["optimize_memory_usage"])
+    more = (
+        2 * np.dtype(np.int64).itemsize
+        if values["replay_buffer_class"] == HER
+        else int(values["optimize_memory_usage"])
+    )
     numbers += trait(spec.algorithm, "bytes_of_states")(values["policy_kwargs"] or {})
     lines = max(values["buffer_size"] // rows.num_rows, 1)
     return int(lines * rows.num_rows * (numbers + more))

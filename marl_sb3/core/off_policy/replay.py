@@ -20,7 +20,7 @@ from marl_sb3.core.sb3.private import after_step, set_progress_remaining
 from marl_sb3.core.state.fields import Commit, Fields, Stateful, array, part, scalar
 from marl_sb3.core.state.state import MAX_COUNT, Form, StateReader, TensorFile
 from marl_sb3.core.vec_env.masks import mask_fault
-from marl_sb3.core.vec_env.observations import joined_observations, map_arrays, pairs, with_rows, zeros
+from marl_sb3.core.vec_env.observations import joined_observations, map_arrays, pairs, zeros
 from marl_sb3.core.vec_env.slot_states import require_categories, require_observed
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import EnvError
@@ -418,7 +418,7 @@ class ReplayExperience(Experience):
     def _add_transitions(self, observed: Observed, over: BoolArray) -> None:
         step, rewards, ended = observed
         timeouts = self.actor.rows.of_agents(step.truncated & ~step.terminated)
-        following, chosen = self._following(step, ended & over), index_of(over)
+        following, chosen = self.actor.following(step), index_of(over)
         masks = self._next_masks(step, ended & over) if self.actor.policy.takes_masks else None
         masks, places = None if masks is None else masks[chosen], np.flatnonzero(over)
         seen, actions, states = self._open.pop(over)
@@ -434,23 +434,6 @@ class ReplayExperience(Experience):
     def record(self, transitions: Transitions) -> None:
         """Add transitions to the replay buffer."""
         self.algorithm.replay_buffer.add_transitions(transitions)
-
-    def _following(self, step: VecStep, ended: BoolArray) -> Observations:
-        """Return the observations after a step, (rows, ...); of agents that ended, their final ones."""
-        following = self.actor.observations(step)
-        if not np.count_nonzero(ended):
-            return following
-        known = np.zeros(step.terminated.shape, dtype=np.bool_)
-        for place in step.final_observations:
-            known[place] = True
-        known &= self.actor.rows.mine
-        if not known.any():
-            return following
-        final: Any = self.actor.final_observations(step, known)
-        rows = self.actor.rows.of_agents(known)
-        if isinstance(following, dict):
-            return {key: with_rows(array, rows, final[key]) for key, array in following.items()}
-        return with_rows(following, rows, final)
 
     def _next_masks(self, step: VecStep, ended: BoolArray) -> BoolArray | None:
         """Return which actions are allowed after a step, (rows, n); None if the env gives no masks.

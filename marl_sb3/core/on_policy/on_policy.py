@@ -37,7 +37,7 @@ class OnPolicyLearner(Learner):
     # classes of the rollout buffer: the first for observations in one array, the second for those of a `Dict` space
     buffer_classes: ClassVar[Sequence[type[RolloutBuffer]]] = (MaskedRolloutBuffer, MaskedDictRolloutBuffer)
     takes_common_steps: ClassVar[bool] = True
-    takes_parts: ClassVar[Sequence[str]] = ("imitation_data", "central_critic")
+    takes_parts: ClassVar[Sequence[str]] = ("imitation_data", "central_critic", "curiosity")
     algorithm: OnPolicyAlgorithm
 
     def __init__(self, *arguments: Any) -> None:
@@ -102,10 +102,7 @@ class OnPolicyLearner(Learner):
         if prepared is not None and self.engine is not None:
             self.engine.finish_update(prepared)
             self.buffer.samples_drawn += prepared.samples_drawn
-        for name, value in (item for each in self.parts for item in each.recorded().items()):
-            self.algorithm.logger.record(name, value)
-        recorded = dict(self.algorithm.logger.name_to_value)
-        self.algorithm.logger.dump()
+        recorded = self._recorded()
         metrics = self.metrics(recorded)
         check_update(self.rows, self.algorithm, recorded, metrics.get("gradients_global_norm"))
         return metrics

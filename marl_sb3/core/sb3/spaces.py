@@ -37,11 +37,9 @@ def check_spaces(rows: PolicyRows, algorithm: type[BaseAlgorithm]) -> None:
     named = observed.spaces.items() if isinstance(observed, spaces.Dict) else ()
     parts = {f" of {key!r}": part for key, part in named} or {"": observed}
     for part, space in parts.items():
-        accepted = _accepted_observations(space)
-        if accepted:
+        if accepted := _accepted_observations(space):
             raise ConfigError(f"{where}: the observation space{part} is {space}; accepted: {accepted}")
-    accepted = _accepted_actions(group.action_space, algorithm)
-    if accepted:
+    if accepted := _accepted_actions(group.action_space, algorithm):
         raise ConfigError(f"{where}: the action space is {group.action_space}; accepted: {accepted}")
 
 

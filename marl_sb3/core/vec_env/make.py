@@ -39,17 +39,13 @@ def _require_maker(env: Any) -> None:
         )
 
 
-def _sync(request: VecEnvRequest) -> MultiAgentVecEnv:
-    return SyncVecEnv(request.make_env, request.n_envs, request.seed)
-
-
 def _auto(request: VecEnvRequest) -> MultiAgentVecEnv:
     return VECTORIZERS["sync" if why_not_batched(request.factory, request.env_kwargs) else "batched"](request)
 
 
 VECTORIZERS.add("auto", _auto)
 VECTORIZERS.add("batched", "marl_sb3.core.vec_env.batched_vec_env:batched_vec_env")
-VECTORIZERS.add("sync", _sync)
+VECTORIZERS.add("sync", lambda request: SyncVecEnv(request.make_env, request.n_envs, request.seed))
 # SuperSuit takes time to import.
 VECTORIZERS.add("supersuit", "marl_sb3.core.vec_env.supersuit_vec_env:supersuit_vec_env")
 

@@ -74,6 +74,12 @@ class FinalObservations(Mapping[tuple[int, int], Any]):
     def __len__(self) -> int:
         return len(self._by_place)
 
+    def among(self, agents: BoolArray) -> BoolArray:
+        """Which of these agents, (E, A) bool, have one."""
+        known = np.zeros_like(agents)
+        known[tuple(np.array(list(self), dtype=np.int64).reshape(-1, 2).T)] = True
+        return known & agents
+
     def stacked(self, wanted: BoolArray) -> Observations:
         """Return a batch of the observations marked in `wanted`, (E, A), of one group, ordered as by `np.argwhere`."""
         chosen = [self[env_index, column] for env_index, column in np.argwhere(wanted).tolist()]

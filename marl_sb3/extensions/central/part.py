@@ -16,7 +16,7 @@ from marl_sb3.core.learners.learner import LearnerOptions, LearnerPart
 from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
-from marl_sb3.extensions.central.settings import CentralSettings
+from marl_sb3.extensions.settings import CentralSettings
 from marl_sb3.types import Array
 
 MOST_INPUTS = 10**6  # of a critic, in a file

@@ -91,10 +91,7 @@ class Team:
 
     def final(self, step: VecStep) -> FloatArray:
         """Return the same for agents that have ended: with those that were truncated together with them."""
-        known = np.zeros(step.truncated.shape, np.bool_)
-        for place in step.final_observations:
-            known[place] = True
-        return self._joint_observations(step, known & step.truncated & ~step.terminated)
+        return self._joint_observations(step, step.final_observations.among(step.truncated & ~step.terminated))
 
     def _joint_observations(self, step: VecStep, ended: BoolArray | None) -> FloatArray:
         there = step.to_act if ended is None else step.to_act & ~step.episode_done[:, None]

@@ -24,7 +24,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.dataset import read_data
 from marl_sb3.extensions.data.demonstrations import Demonstrations, demonstrations, require_episodes
 from marl_sb3.extensions.data.imitation import ImitationLoss, action_loss, require_masks
-from marl_sb3.extensions.data.settings import DataSettings
+from marl_sb3.extensions.settings import DataSettings
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:

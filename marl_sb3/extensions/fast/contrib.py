@@ -234,7 +234,7 @@ class TRPO(FusedRollouts, sb3_contrib.TRPO):
 class TRPOLearner(OnPolicyLearner):
     """The optimizer steps the critic alone; the step of the actor is not among `num_grad_updates_lifetime`."""
 
-    takes_parts = ("central_critic",)
+    takes_parts = ("central_critic", "curiosity")
 
     def _make_actor(self) -> Actor:
         algorithm: Any = self.algorithm

@@ -40,7 +40,7 @@ class DQN(QLearning, stable_baselines3.DQN):
 class ActorCriticLearner(OffPolicyLearner):
     """The `Learner` of SAC, TD3 and DDPG, whose critics may be central ones."""
 
-    takes_parts: ClassVar[Sequence[str]] = ("replay_data", "central_critic")
+    takes_parts: ClassVar[Sequence[str]] = ("replay_data", "central_critic", "curiosity")
 
 
 _EPSILON = 1e-6  # of SB3's distribution, and of the kernels

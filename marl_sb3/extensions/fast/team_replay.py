@@ -297,7 +297,7 @@ class TeamLearner(OffPolicyLearner):
     """See `OffPolicyLearner`; a minibatch is of whole teams, the agents of the policy in one env."""
 
     algorithm: Any
-    takes_parts = ()
+    takes_parts = ("curiosity",)
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -61,7 +61,7 @@ class RecurrentLearner(OffPolicyLearner):
     """An `OffPolicyLearner` whose policy has a memory; a minibatch has `batch_size` sequences."""
 
     policy_class = RememberingPolicy
-    takes_parts = ()
+    takes_parts = ("curiosity",)
 
     @override
     def finish_update(self, gradient_steps: int) -> Result:

@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from marl_sb3.tools.serving.metrics import SECONDS, SIZES, Family, Histogram, gauge
+from prometheus_client.core import Metric
+
+from marl_sb3.tools.serving.metrics import SECONDS, SIZES, Histogram, gauge
 
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
@@ -41,14 +43,14 @@ class Batcher(Generic[RequestT, ReplyT]):
         self._working: asyncio.Task[None] | None = None
         self.requests = 0  # requests so far
         self.batches = 0  # batches so far
-        self._sizes = Histogram("marl_sb3_batch_requests", "Requests that were answered together.", SIZES)
-        self._rows = Histogram("marl_sb3_batch_rows", "Observations that were answered together.", SIZES)
-        self._seconds = Histogram("marl_sb3_batch_seconds", "Time in which a batch was computed.", SECONDS)
+        self._sizes = Histogram("marl_sb3_batch_requests", "Requests that were answered together.", buckets=SIZES)
+        self._rows = Histogram("marl_sb3_batch_rows", "Observations that were answered together.", buckets=SIZES)
+        self._seconds = Histogram("marl_sb3_batch_seconds", "Time in which a batch was computed.", buckets=SECONDS)
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[Metric]:
         """Return the metrics of batches."""
         queue = gauge("marl_sb3_queue_requests", "Requests that wait for the next batch.", len(self._waiting))
-        return [queue, *(each.family() for each in (self._sizes, self._rows, self._seconds))]
+        return [queue, *(each for one in (self._sizes, self._rows, self._seconds) for each in one.collect())]
 
     async def submit(self, asked: RequestT) -> ReplyT:
         """Return the answer to a request; raises what the answer is if that is an exception."""

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+from prometheus_client.core import Metric
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -30,7 +31,7 @@ from marl_sb3.envs.external_vec_env import Answered, EpisodeRefusedError, Extern
 from marl_sb3.errors import ConfigError
 from marl_sb3.tools.serving.guard import DEFAULT_LIMITS, Limits, Listening, RequestError, json_response, read_message
 from marl_sb3.tools.serving.http import Server
-from marl_sb3.tools.serving.metrics import Family, counter, counters, gauge
+from marl_sb3.tools.serving.metrics import counters, gauge
 from marl_sb3.tools.serving.spaces_json import SpaceError, decode, describe, encode
 from marl_sb3.types import AgentID, PolicyID
 from marl_sb3.wrappers.observations import policy_actions
@@ -94,7 +95,7 @@ class ExternalApi:
             Route("/steps", self._steps, methods=["POST"]),
         ]
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[Metric]:
         """Return the metrics of clients, their episodes and reports."""
         env, words = self._env, "Reports of clients: taken, or why they were refused."
         return [
@@ -269,13 +270,18 @@ def external_server(algorithm: MultiAgentAlgorithm, *, limits: Limits = DEFAULT_
     on_policy = [policy_id for policy_id, learner in learners.items() if isinstance(learner, OnPolicyLearner)]
     api = ExternalApi(env, algorithm.policy_of, on_policy, limits)
 
-    def measured() -> list[Family]:
+    def measured() -> list[Metric]:
         done = algorithm.parts.counters  # which a resumed training goes on counting
         return [
             *api.families(),
-            counter("marl_sb3_env_steps_total", "Env steps of the training.", done.env_steps),
-            counter("marl_sb3_episodes_total", "Episodes that have ended.", done.episodes),
-            counter("marl_sb3_iterations_total", "Iterations that are done; policies learn in each.", done.iteration),
+            counters("marl_sb3_env_steps_total", "Env steps of the training.", [], {(): done.env_steps}),
+            counters("marl_sb3_episodes_total", "Episodes that have ended.", [], {(): done.episodes}),
+            counters(
+                "marl_sb3_iterations_total",
+                "Iterations that are done; policies learn in each.",
+                [],
+                {(): done.iteration},
+            ),
         ]
 
     return Server(api.routes, Listening(**listening), limits, measured=measured, unready=api.unready)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 import uvicorn
+from prometheus_client.core import Metric
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -32,14 +33,7 @@ from marl_sb3.signals import ENDING, handled
 from marl_sb3.startup import end_within
 from marl_sb3.systems import take_port_alone
 from marl_sb3.tools.serving.guard import HANDLERS, Guard, Limits, Listening, RequestError, json_response
-from marl_sb3.tools.serving.metrics import (
-    CONTENT_TYPE,
-    Family,
-    RequestMetrics,
-    exposition,
-    gauge,
-    process_families,
-)
+from marl_sb3.tools.serving.metrics import CONTENT_TYPE, RequestMetrics, exposition, gauge
 
 _log = logging.getLogger(__name__)
 
@@ -340,7 +334,7 @@ class Server:
         *,
         public: Sequence[str] = (),
         lifespan: Lifespan | None = None,
-        measured: Callable[[], Sequence[Family]] = tuple,
+        measured: Callable[[], Sequence[Metric]] = tuple,
         unready: Callable[[Request], str | None] = lambda _: None,
     ) -> None:
         self._measured, self._unready, self._metrics = measured, unready, RequestMetrics()
@@ -384,7 +378,6 @@ class Server:
             gauge("marl_sb3_connections", "Open connections.", connections),
             gauge("marl_sb3_ready", "1: requests are accepted; 0: the server is ending.", not self._uvicorn.is_ending),
             *self._measured(),
-            *process_families(),
         ]
         return Response(exposition(families), media_type=CONTENT_TYPE)
 

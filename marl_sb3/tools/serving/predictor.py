@@ -13,6 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
+from prometheus_client.core import Metric
+
 import marl_sb3
 from marl_sb3.core.acting.asked_agent import AgentInputs, PolicyAnswer, RequestedOutputs
 from marl_sb3.core.acting.by_agent import PolicyBundle
@@ -25,7 +27,7 @@ from marl_sb3.extensions.store.checkpoint_folder import with_checkpoint
 from marl_sb3.extensions.store.checkpoint_format import MANIFEST
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.startup import require_extra
-from marl_sb3.tools.serving.metrics import Family, Sample, counters, gauge
+from marl_sb3.tools.serving.metrics import counters, gauge, gauges
 from marl_sb3.tools.serving.weights import pack_weights
 from marl_sb3.types import AgentID, Array, PolicyID
 
@@ -165,20 +167,16 @@ class Predictor:
         self._reloads["failed",] += 1
         _log.warning("%s; %s is served further", why, self.served.checkpoint)
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[Metric]:
         """Return the metrics of what is served."""
         served, now_s = self.served, time.time()
-        ages = {"written": now_s - served.written_s, "loaded": now_s - served.loaded_s}
+        ages = {("written",): now_s - served.written_s, ("loaded",): now_s - served.loaded_s}
+        words = "Time since the checkpoint that is served was written, and since it was loaded."
         known = {"env": self.env, "checkpoint": served.checkpoint, "version": marl_sb3.__version__}
         return [
             gauge("marl_sb3_policy_info", "What is served.", 1, **known),
             gauge("marl_sb3_policy_env_steps", "Env steps of the training until the checkpoint.", served.env_steps),
-            Family(
-                "marl_sb3_policy_age_seconds",
-                "gauge",
-                "Time since the checkpoint that is served was written, and since it was loaded.",
-                [Sample(age_s, {"since": since}) for since, age_s in ages.items()],
-            ),
+            gauges("marl_sb3_policy_age_seconds", words, ["since"], ages),
             counters("marl_sb3_reloads_total", "Newer checkpoints, by what came of them.", ("result",), self._reloads),
             gauge("marl_sb3_reload_failing", "1: the checkpoint that is asked for cannot be loaded.", self.failing),
         ]

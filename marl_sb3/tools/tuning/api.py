@@ -114,7 +114,7 @@ def prepared(
 
         def run(watch: Watcher | None = None, console: Console | None = None, *, keep: bool = False) -> None:
             plan_race(study, best, seeds)
-            trainings = (min(best, study.search.trials) + 1) * seeds if races else 0
+            trainings = (min(best, study.search.trials) + 3) * seeds if races else 0
             with SearchView(console, study, keep=keep, race=trainings) as view:
 
                 def look(study: TuneStudy) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
+from optuna import create_study
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import FrozenTrial, TrialState
+from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+from optuna.trial import FrozenTrial, TrialState, create_trial
 from plotly.graph_objects import Figure
 
 from marl_sb3.extensions.display.page import words
@@ -18,7 +20,6 @@ from marl_sb3.extensions.display.text import one_line
 from marl_sb3.results.drawing import COLORS, GREY, PAGE_LAYOUT
 from marl_sb3.tools.tuning import trial as key
 from marl_sb3.tools.tuning.trial import trial_line, value_text
-from marl_sb3.types import Array
 
 _LAYOUT = {**PAGE_LAYOUT, "margin": {"t": 20, "r": 20, "b": 60}, "hovermode": "closest"}
 _AXES = {"gridcolor": GREY, "zeroline": False}
@@ -26,9 +27,7 @@ _N_NAMED = 10  # learning curves with colours and names
 _LEAST_TO_COMPARE = 30  # trials; of fewer, the importance of a parameter is mostly chance
 _SLICE_HEIGHT = 280  # pixels
 _FEW_NUMBERS = 12  # on an axis of whole numbers, on which each has its tick
-_N_SHUFFLES = 500  # of the trials, which show what chance does to importances
-_GRID = np.linspace(0, 1, 41)  # of ranks
-_BANDWIDTH = 0.1  # of the kernels, as a share of the rows
+_BEST = 0.25  # the share of the trials that importances set apart
 _LONGEST_LABEL = 18  # characters
 _NONE_COMPLETE = "no trial was trained to its end"
 _BLUE, _RED, _GREY = *COLORS[:2], "#999"
@@ -155,68 +154,17 @@ def _importances(drawing: _Drawing) -> Any:
         return f"fewer than {_LEAST_TO_COMPARE} trials were trained to their end, so that it would show chance"
     if len(set(drawing.values.values())) == 1:
         return "all trials have the same value"
-    names = sorted({name for trial in drawing.complete for name in trial.params})
-    columns = {name: [_plain(trial, name) for trial in drawing.complete] for name in names}
-    found = sorted(importances(columns).items(), key=lambda item: item[1])
-    bars, chance = zip(*(both for _, both in found), strict=True)
-    names = [words(name) for name, _ in found]
-    figure = _axes("importance", "").update_layout(height=130 + 28 * len(names), bargap=0.4)
+    of_complete = create_study(direction="maximize" if drawing.mode == "max" else "minimize")
+    for trial in drawing.complete:
+        value = drawing.values[trial.number]
+        of_complete.add_trial(create_trial(params=trial.params, distributions=trial.distributions, value=value))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a parameter that few trials have
+        found = get_param_importances(of_complete, evaluator=PedAnovaImportanceEvaluator(target_quantile=_BEST))
+    names, bars = [words(name) for name in reversed(found)], [*reversed(found.values())]
+    figure = _axes("importance", "").update_layout(height=130 + 28 * len(names), bargap=0.4, showlegend=False)
     figure.add_bar(x=bars, y=names, orientation="h", name="importance", marker={"color": _BLUE})
-    line = {"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": _RED}}
-    figure.add_scatter(x=chance, y=names, mode="markers", marker=line, name="chance")
     return figure.update_xaxes(rangemode="tozero").update_yaxes(automargin=True)
-
-
-def importances(columns: Mapping[str, Sequence[float | str | None]]) -> dict[str, tuple[float, float]]:
-    """How much each parameter distinguishes the best quarter of the trials of a search from all of them.
-
-    The importance is that of Watanabe et al., "PED-ANOVA: Efficiently Quantifying Hyperparameter Importance in
-    Arbitrary Subspaces", IJCAI 2023: the Pearson divergence of the distribution of the parameter in the best trials
-    from that in all trials, as a share of the sum over all parameters. The distributions of numbers are those of their
-    ranks: the divergence is the same on any scale, and one bandwidth fits all.
-
-    Args:
-        columns: for each parameter its value in each trial, best trial first: numbers, or choices as text; None, which
-            counts as a choice, where a trial lacks it.
-
-    Returns:
-        For each parameter its importance, and the 95 % quantile of what it would be if the values of the trials were
-        shuffled, so that no parameter mattered.
-    """
-    n = max((len(column) for column in columns.values()), default=0)
-    n_best = math.ceil(n / 4)
-    rng = np.random.default_rng(0)  # the same trials give the same result
-    shuffled = rng.permuted(np.tile(np.arange(n), (_N_SHUFFLES, 1)), axis=1)
-    shares = (np.vstack([np.arange(n), shuffled]) < n_best) / max(n_best, 1)  # (1 + shuffles, n): their own order first
-    divergences: dict[str, Array] = {}
-    for name, column in columns.items():
-        densities = _densities(column)
-        among_all = densities.mean(axis=0)
-        # For each row of shares, the Pearson divergence of the weighted mean of the densities from their mean.
-        divergences[name] = ((shares @ densities - among_all) ** 2 / among_all).sum(axis=1)
-    total = sum(each[0] for each in divergences.values()) or 1.0
-    return {name: (float(d[0] / total), float(np.quantile(d[1:], 0.95) / total)) for name, d in divergences.items()}
-
-
-def _densities(column: Sequence[float | str | None]) -> Array:
-    """(n, cells): around each value a distribution over the ranks of numbers, or over choices."""
-    is_number = np.array([isinstance(value, int | float) for value in column])
-    numbers = np.array([value for value in column if isinstance(value, int | float)], dtype=float)
-    _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
-    ranks = ((np.cumsum(counts) - counts / 2) / max(len(numbers), 1))[places]
-    kernels = np.exp(-0.5 * ((ranks[:, None] - _GRID) / _BANDWIDTH) ** 2)
-    among_ranks = np.zeros((len(column), len(_GRID)))
-    among_ranks[is_number] = kernels / kernels.sum(axis=1, keepdims=True)
-    texts = np.array([str(value) for value in column])
-    among_choices = (texts[:, None] == np.unique(texts[~is_number])).astype(float)
-    cells = np.hstack([among_ranks, among_choices])
-    return cells[:, cells.any(axis=0)]
-
-
-def _plain(trial: FrozenTrial, name: str) -> float | str | None:
-    """The value of a parameter: a number, a choice as text, or None if the trial lacks it."""
-    value = trial.params.get(name)
-    return value_text(value) if isinstance(trial.distributions.get(name), CategoricalDistribution) else value
 
 
 def _lineage(drawing: _Drawing) -> Any:
@@ -355,9 +303,8 @@ def _axes(x: str, y: str) -> Any:
 
 _CURVES = f"The objective at each evaluation: the best {_N_NAMED} in colour, the winner thick. A line tells its trial."
 _IMPORTANCES = (
-    "How far each parameter sets the best quarter of the trials apart, by PED-ANOVA (Watanabe et al., IJCAI 2023), as "
-    "a share of all. A bar that ends before its red line is no more than chance; of parameters that do not matter, one "
-    "in twenty passes its line."
+    "How far each parameter sets the best quarter of the trials apart, as a share of all, by Optuna's PED-ANOVA "
+    "(Watanabe et al., IJCAI 2023). Parameters that do not matter have bars, too, by chance."
 )
 _PRUNED = "Rings are pruned trials, at their last evaluation."
 _SLICES = f"The value over each parameter; the bluer, the later the trial. The star is the winner. {_PRUNED}"

@@ -5,7 +5,8 @@ beside the preset, for no more env steps in all than the trials had, unless the 
 and 70 % of the seeds those are left out that are worse than the preset on average, or than the best with a probability
 of 90 %. In the end a trial is better than the preset if the interval of the difference lies above 0, which by chance
 happens in 5 % of searches at most. Leaving trials out early can only keep the preset, so that the number of looks needs
-no correction.
+no correction. The gain of a trial that has won is partly luck again. Therefore it and the preset are trained once more,
+with seeds that had no part in the choice, and that gain is announced.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _PLAN = "plan"  # attribute of the finalists' study: how many trials are trained
 _LOOKS = (0.4, 0.7, 1.0)  # shares of the seeds after which hopeless candidates are left out
 _LEVEL = 0.9  # of the intervals that decide: 5 % on each side
 _HOPELESS = 0.8  # of the interval by which a candidate is worse than the best: 10 % on each side
+AGAIN = 1000  # index of the first seed with which the winner and the preset are trained again
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,18 @@ class Candidate:
         return "preset" if self.trial is None else f"trial {self.trial}"
 
     def first(self, seeds: int) -> list[float]:
-        """The values with the first seeds."""
+        """The values with the first seeds, with which it races."""
         return [value for index, value in sorted(self.values.items()) if index < seeds]
+
+    @property
+    def again(self) -> list[float]:
+        """The values with seeds that had no part in the choice."""
+        return [value for index, value in sorted(self.values.items()) if index >= AGAIN]
+
+    @property
+    def broke(self) -> bool:
+        """Whether a training of the race has failed."""
+        return any(index < AGAIN for index in self.failed)
 
 
 def trainings(study: TuneStudy) -> list[FrozenTrial]:
@@ -85,8 +97,14 @@ class Race:
     comparisons: int = 1  # how many trials were compared with the preset, with those of former races
 
     def missing(self) -> list[tuple[Candidate, int]]:
-        """The trainings that are wanted next, seed by seed, the preset first; empty if the race is over."""
-        return self.standing()[1]
+        """The trainings that are wanted next, seed by seed, the preset first; empty if no more are."""
+        wanted, preset, won = self.standing()[1], self.candidates[0], self.winner()
+        if wanted or won is preset or len(preset.first(self.seeds)) < 2:
+            return wanted
+        indices = range(AGAIN, AGAIN + self.seeds)
+        return [
+            (each, index) for index in indices for each in (preset, won) if not {index} & {*each.values, *each.failed}
+        ]
 
     def standing(self) -> tuple[list[Candidate], list[tuple[Candidate, int]]]:
         """Return the candidates that are not left out, and the trainings that are `missing`."""
@@ -110,7 +128,7 @@ class Race:
         values = {
             candidate.trial: [self.sign * value for value in candidate.first(seeds)]
             for candidate in racing
-            if not candidate.failed
+            if not candidate.broke
         }
         means = {trial: math.fsum(of_one) / len(of_one) for trial, of_one in values.items()}
         best, least = max(means, key=means.__getitem__, default=None), means.get(None, -math.inf)
@@ -125,20 +143,22 @@ class Race:
             if candidate.trial is None or (candidate.trial in means and candidate.trial not in hopeless)
         ]
 
-    def difference(self, candidate: Candidate) -> tuple[float, float, float]:
-        """How much better a trial is than the preset: the difference of the means, and its interval."""
-        preset = self.candidates[0]
-        ours, theirs = ([self.sign * value for value in of_one.values.values()] for of_one in (candidate, preset))
-        low, high = difference_interval(ours, theirs, _LEVEL, max(self.comparisons, len(self.candidates) - 1))
+    def difference(self, candidate: Candidate, *, again: bool = False) -> tuple[float, float, float]:
+        """How much better a trial is than the preset, in the race or `again`: the gain, and its interval."""
+        both = [each.again if again else each.first(self.seeds) for each in (candidate, self.candidates[0])]
+        ours, theirs = ([self.sign * value for value in values] for values in both)
+        comparisons = 1 if again else max(self.comparisons, len(self.candidates) - 1)
+        low, high = difference_interval(ours, theirs, _LEVEL, comparisons)
         means = [math.fsum(values) / len(values) if values else math.nan for values in (ours, theirs)]
         return means[0] - means[1], low, high
 
     def winner(self) -> Candidate:
         """The best trial that is better than the preset and was trained with all seeds; else the preset."""
         preset, *trials = self.candidates
-        complete = [candidate for candidate in trials if len(candidate.values) == self.seeds and not candidate.failed]
-        better = [candidate for candidate in complete if len(preset.values) < 2 or self.difference(candidate)[1] > 0]
-        return max(better, key=lambda candidate: self.sign * math.fsum(candidate.values.values()), default=preset)
+        complete = [each for each in trials if len(each.first(self.seeds)) == self.seeds and not each.broke]
+        has_failed = len(preset.first(self.seeds)) < 2
+        better = [candidate for candidate in complete if has_failed or self.difference(candidate)[1] > 0]
+        return max(better, key=lambda each: self.sign * math.fsum(each.first(self.seeds)), default=preset)
 
 
 def race_size(study: TuneStudy, best: int | None, seeds: int | None) -> tuple[int, int]:
@@ -199,10 +219,12 @@ def cost_words(study: TuneStudy, best: int | None, seeds: int | None) -> str:
         none = "" if is_given or len(search.objectives()) > 1 else few
         return f"{words}: {search.trials * steps:,} env steps at most{none}"
     each = search.final_config({}, 0).n_timesteps
-    finals = (min(best, search.trials) + 1) * seeds * each
+    finals = (min(best, search.trials) + 3) * seeds * each
     trained = "the best and the preset" if best == 1 else f"the best {min(best, search.trials)} and the preset"
     words += f", then {trained} with up to {seeds} fresh seeds each, {each:,} env steps"
-    hint = "; fewer with --confirm-seeds or --confirm-best" if finals > search.trials * steps else ""
+    words += f", and a trial that is better, and the preset, with {seeds} others"
+    is_long = (min(best, search.trials) + 1) * seeds * each > search.trials * steps
+    hint = "; fewer with --confirm-seeds or --confirm-best" if is_long else ""
     return f"{words}: {search.trials * steps + finals:,} env steps at most{hint}"
 
 
@@ -260,21 +282,23 @@ def _sentence(study: TuneStudy, race: Race, won: Candidate) -> str:
     """Say which settings are better, with both means, the interval, the budget and the number of seeds."""
     preset, *trials = race.candidates
     steps = f"{study.search.final_config({}, 0).n_timesteps:,} env steps"
-    if len(preset.values) < 2:
+    if len(preset.first(race.seeds)) < 2:
         return f"The preset failed in {len(preset.failed)} of its trainings of {steps}; {won.name} is used."
-    sound = [candidate for candidate in trials if not candidate.failed and candidate.values]
+    sound = [candidate for candidate in trials if not candidate.broke and candidate.values]
     shown = won if won is not preset else max(sound, key=lambda candidate: race.difference(candidate)[0], default=None)
     if shown is None:
         return f"The preset is kept: all trials failed that were trained again for {steps}."
-    gain, low, high = race.difference(shown)
-    ours, theirs = (sample_stats(list(candidate.values.values())) for candidate in (shown, preset))
+    again = won is not preset
+    gain, low, high = race.difference(shown, again=again)
+    ours, theirs = (sample_stats(each.again if again else each.first(race.seeds)) for each in (shown, preset))
     seeds = f"{ours.n} fresh seeds" if ours.n == theirs.n else f"{ours.n} and {theirs.n} fresh seeds"
     means = f"{number(ours.mean)} against {number(theirs.mean)}"
     interval = f"gain {number(gain)}, 90 % interval {between((low, high))}"
     measured = f"{means} ({interval}), trained for {steps} with {seeds} each"
     if won is preset:
         return f"The preset is kept: no trial is clearly better. The best, {shown.name}, has {measured}."
-    return f"{won.name.capitalize()} is better than the preset: {measured}."
+    clearly = "is better than the preset" if low > 0 else "has won against the preset, but by how much is not clear"
+    return f"{won.name.capitalize()} {clearly}: {measured} that had no part in the choice."
 
 
 def shrunk_value(study: TuneStudy, trial: FrozenTrial) -> float | None:
@@ -303,7 +327,7 @@ def rows(race: Race) -> list[list[str]]:
     table = []
     racing, wanted = race.standing()
     for candidate in race.candidates:
-        stats = sample_stats(list(candidate.values.values()))
+        stats = sample_stats(candidate.first(race.seeds))
         failed = f", {len(candidate.failed)} failed" if candidate.failed else ""
         against = ["", "", ""]
         if candidate.trial is not None and stats.n:
@@ -314,4 +338,8 @@ def rows(race: Race) -> list[list[str]]:
         if candidate.trial is not None and wanted and candidate in racing:
             against[-1] = "still racing"
         table.append([candidate.name, f"{stats.n}{failed}", number(stats.mean), between(stats.ci95), *against])
+    for candidate in (race.candidates[0], race.winner()) if race.winner().again else ():
+        stats, (gain, low, high) = sample_stats(candidate.again), race.difference(candidate, again=True)
+        against = ["", "", ""] if candidate.trial is None else [number(gain), between((low, high)), "announced"]
+        table.append([f"{candidate.name} again", f"{stats.n}", number(stats.mean), between(stats.ci95), *against])
     return table

@@ -168,22 +168,17 @@ def test_who_comes_second_runs_into_the_firsts_new_position(first, cells, marked
 
 
 @pytest.mark.parametrize(
-    ("first", "cells", "rewards"),
-    [(AGENT1_FIRST, [0, 2], COLLISION_PAYS), (AGENT2_FIRST, [1, 2], NEW_FIELD_PAYS)],
+    ("begin", "action", "first", "cells", "rewards"),
+    [
+        ((0, 1), RIGHT, AGENT1_FIRST, [0, 2], COLLISION_PAYS),  # agent1 is behind
+        ((0, 1), RIGHT, AGENT2_FIRST, [1, 2], NEW_FIELD_PAYS),
+        ((1, 2), LEFT, AGENT1_FIRST, [0, 1], NEW_FIELD_PAYS),  # agent2 is
+        ((1, 2), LEFT, AGENT2_FIRST, [0, 2], COLLISION_PAYS),
+    ],
 )
-def test_agent1_can_follow_agent2_only_if_agent2_moves_first(first, cells, rewards):
-    state = one_arena(1, 3, cells=(0, 1))
-    outcome = play(state, (RIGHT, RIGHT), first)
-    assert (state.cells, outcome.rewards) == (cells, rewards)
-
-
-@pytest.mark.parametrize(
-    ("first", "cells", "rewards"),
-    [(AGENT1_FIRST, [0, 1], NEW_FIELD_PAYS), (AGENT2_FIRST, [0, 2], COLLISION_PAYS)],
-)
-def test_agent2_can_follow_agent1_only_if_agent1_moves_first(first, cells, rewards):
-    state = one_arena(1, 3, cells=(1, 2))
-    outcome = play(state, (LEFT, LEFT), first)
+def test_an_agent_can_follow_the_other_only_if_that_one_moves_first(begin, action, first, cells, rewards):
+    state = one_arena(1, 3, cells=begin)
+    outcome = play(state, (action, action), first)
     assert (state.cells, outcome.rewards) == (cells, rewards)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import socket
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
-from scraping import samples, scraped
+from scraping import scraped
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
@@ -21,7 +19,6 @@ from websockets.sync.client import connect
 
 from marl_sb3.tools.serving.guard import Limits, Listening, RequestError
 from marl_sb3.tools.serving.http import Server
-from marl_sb3.tools.serving.metrics import Family, Histogram, Sample, counters, exposition, gauge
 
 TOKEN = "0123456789abcdef"
 SHOWN = {"Authorization": f"Bearer {TOKEN}"}
@@ -29,57 +26,6 @@ SHOWN = {"Authorization": f"Bearer {TOKEN}"}
 
 def of(name: str) -> str:
     return f"marl_sb3_http_requests_total{{{name}}}"
-
-
-# --- The text --------------------------------------------------------------------------------------------------------
-
-
-def sizes() -> Histogram:
-    histogram = Histogram("sizes", "Sizes.", (1.0, 2.5), "kind")
-    for value in (0.5, 1.0, 2.0, 7.0):
-        histogram.observe(value, "a")
-    return histogram
-
-
-FAMILIES = [
-    counters("seen_total", "What was\nseen \\ not.", ("route", "status"), {("/b", "200"): 2, ("/a", '4"\\\n4'): 1}),
-    gauge("hot", "Heat.", math.inf),
-    Family("odd", "gauge", "Odd.", [Sample(-math.inf, {"is": "low"}), Sample(math.nan), Sample(0.1 + 0.2)]),
-    sizes().family(),
-]
-TEXT = r"""# HELP seen_total What was\nseen \\ not.
-# TYPE seen_total counter
-seen_total{route="/a",status="4\"\\\n4"} 1.0
-seen_total{route="/b",status="200"} 2.0
-# HELP hot Heat.
-# TYPE hot gauge
-hot +Inf
-# HELP odd Odd.
-# TYPE odd gauge
-odd{is="low"} -Inf
-odd NaN
-odd 0.30000000000000004
-# HELP sizes Sizes.
-# TYPE sizes histogram
-sizes_bucket{kind="a",le="1.0"} 2.0
-sizes_bucket{kind="a",le="2.5"} 3.0
-sizes_bucket{kind="a",le="+Inf"} 4.0
-sizes_sum{kind="a"} 10.5
-sizes_count{kind="a"} 4.0
-"""
-
-
-def test_the_text_is_that_of_the_format() -> None:
-    assert exposition(FAMILIES) == TEXT
-
-
-def test_a_histogram_without_labels_is_there_before_it_has_counted() -> None:
-    assert samples(exposition([Histogram("s", "S.", (1.0,)).family()])) == {
-        's_bucket{le="1.0"}': 0.0,
-        's_bucket{le="+Inf"}': 0.0,
-        "s_sum": 0.0,
-        "s_count": 0.0,
-    }
 
 
 # --- What every server counts ----------------------------------------------------------------------------------------
@@ -150,19 +96,6 @@ def test_connections_without_a_request_are_counted() -> None:
         with socket.create_connection(("127.0.0.1", port), timeout=5) as silent:
             assert silent.recv(12) == b"HTTP/1.1 408"
         assert scraped(server.address)[of('route="other",status="408"')] == 1
-
-
-def test_the_parser_of_prometheus_client_reads_the_same(address: str) -> None:
-    parser = pytest.importorskip("prometheus_client.parser")
-    text = TEXT.replace("odd NaN\n", "")  # which is equal to nothing
-    metrics = list(parser.text_string_to_metric_families(text))
-    assert [metric.type for metric in metrics] == ["counter", "gauge", "gauge", "histogram"]
-    assert metrics[0].samples[0].labels == {"route": "/a", "status": '4"\\\n4'}
-    assert metrics[0].documentation == "What was\nseen \\ not."
-    assert metrics[3].samples[2] == ("sizes_bucket", {"kind": "a", "le": "+Inf"}, 4.0, None, None, None)
-    text = httpx.get(f"{address}/metrics", headers=SHOWN).text
-    read: list[Any] = [each for metric in parser.text_string_to_metric_families(text) for each in metric.samples]
-    assert len(read) == len(samples(text))
 
 
 # --- The end ---------------------------------------------------------------------------------------------------------

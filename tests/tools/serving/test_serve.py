@@ -379,7 +379,7 @@ def test_requests_are_answered_while_checkpoints_come_and_a_damaged_one_is_passe
         "marl_sb3_queue_requests": 0,
         'marl_sb3_reloads_total{result="done"}': 4,
         "marl_sb3_reload_failing": 0,
-        f'marl_sb3_policy_info{{env="toy_envs:ScriptedEnv",checkpoint="ckpt-000004",version="{VERSION}"}}': 1,
+        f'marl_sb3_policy_info{{checkpoint="ckpt-000004",env="toy_envs:ScriptedEnv",version="{VERSION}"}}': 1,
         "marl_sb3_policy_env_steps": 12,
     }
     assert {name: found[name] for name in expected} == expected

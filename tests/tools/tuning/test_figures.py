@@ -175,14 +175,16 @@ def test_figures_of_several_objectives_are_those_of_the_one_that_is_asked_for() 
     assert missing(trials) == [NO_CURVE]
 
 
-def test_importance_figure_has_bars_and_chance_levels() -> None:
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_the_importance_of_what_decides_is_on_top(mode: str) -> None:
     trials = trials_of([0.0] * 40)
     for rank, trial in enumerate(sorted(trials, key=lambda trial: trial.params["gamma"])):
         trial.values = [float(rank)]
-    bars, chance = drawn(trials, None)["Parameter importances"].data
-    assert bars.y == chance.y
+    importances = next(each for title, _, each in draw_all(trials, mode, None, value_of) if "importances" in title)
+    (bars,) = importances[0].data
     assert bars.y[-1] == "gamma"  # on top
-    assert bars.x[-1] > chance.x[-1]
+    assert bars.x[-1] == max(bars.x) > 0.5
+    assert sum(bars.x) == pytest.approx(1)
 
 
 NONE_ENDED = "Not drawn: no trial was trained to its end."
