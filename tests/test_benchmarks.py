@@ -369,7 +369,7 @@ def test_rllib_comparison_measures_both_sides(
     assert throughput["agent_steps_trained_per_env_step"] == {"RLlib": 20.0, "marl_sb3": 20.0}
     assert throughput["versions"]["RLlib"] == {"ray": "0"}
     assert throughput["raw"]["marl_sb3"][0] > 0
-    assert reach["hyperparameters"]["learning_rate"] == "lin_1e-3"  # the preset's
+    assert reach["hyperparameters"]["learning_rate"] == "lin_1.36e-3"  # the preset's
     for side in ("RLlib", "marl_sb3"):
         (run,) = reach["runs"][side]
         assert run["reached"]

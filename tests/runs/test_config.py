@@ -88,7 +88,7 @@ def test_the_arena_has_a_preset_and_an_unknown_env_the_defaults() -> None:
     assert preset_path("ppo").is_file()
     arena = load_config("arena")
     assert arena.n_envs == 20
-    assert arena.hyperparameters["batch_size"] == 100
+    assert arena.hyperparameters["batch_size"] == 200
     other = load_config("some-env")
     assert other == TrainConfig("some-env")
 
