@@ -45,7 +45,7 @@ class Small:
     constants: Mapping[str, Any] = field(default_factory=dict)
 
 
-OFFLINE = {"epochs": 1, "evaluated": 1}
+OFFLINE, PENDULUM = {"epochs": 1, "evaluated": 1}, ("Pendulum-v1",)
 RUNS = {
     "arena_vs_stock_sb3": Small(
         "--repeats 1 --iterations 1",
@@ -57,6 +57,7 @@ RUNS = {
         {"throughput"},
         {"N_STEPS": 8, "HYPERPARAMETERS": {"n_steps": 8, "batch_size": 32, "n_epochs": 1}},
     ),
+    "curves_vs_stock_sb3": Small("--seeds 2 --timesteps 250 --algos sac", {"sac-Pendulum-v1"}, {"ENVS": PENDULUM}),
     "search_errors": Small("--trials 2 --races 2", {"opposed", "races"}),
     "search_simulation": Small("--searches 1 --trials 2", {"simulation"}),
     "replay_accuracy": Small("--steps 2 --cases dqn-1", {"dqn-1"}, {"TRANSITIONS": 100}),
@@ -150,9 +151,9 @@ RUNS = {
     "references": Small("--envs CartPole-v1,arena --episodes 10", {"CartPole-v1", "arena"}),
 }
 
-NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "memory_task", "no_preset"}
+NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "memory_task", "no_preset", "population"}
 NO_SPEEDS |= {"nearest_task", "recall_task", "two_step_game", "learning_from_data", "external_learning", "team_task"}
-NO_SPEEDS |= {"references", "search_errors", "platform_task", "population"}
+NO_SPEEDS |= {"references", "search_errors", "platform_task", "curves_vs_stock_sb3"}
 
 Load = Callable[[str], ModuleType]
 

@@ -90,7 +90,7 @@ class LearningSettings(PolicySection):
     curiosity: Literal["rnd"] | None = None
     # what they are paid is multiplied by this, a number or a schedule, as of learning_rate; before, the standard
     # deviation of its discounted sums is 1
-    curiosity_scale: NonNegativeFloat | Decay | Points = 1.0
+    curiosity_scale: NonNegativeFloat | Decay | Points = 10.0
     curiosity_learning_rate: PositiveFloat = 1e-4  # of the network that learns what is not new
 
     @classmethod

@@ -76,7 +76,6 @@ def test_a_mapping_without_a_space_after_the_colon_is_refused(text: str) -> None
 
 
 def test_settings_of_every_section_reach_the_policies() -> None:
-    """A door's section without a field in `TrainConfig` is a user's own; those of the package have one."""
     one_of_each = {"frame_stack": 2, "central_critic": True, "imitation_coefficient": 0.5, "curiosity": "rnd"}
     sections = [section_by_setting()[name] for name in one_of_each]
     assert sections == list(policy_sections())
