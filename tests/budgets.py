@@ -28,13 +28,13 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 # Most of each: lines rounded up to a hundred. To raise one needs a commit that names the user who needs it.
 MOST: Mapping[str, int] = {
     "package: lines": 83_100,
-    "package: files": 409,
+    "package: files": 408,
     "runs, cli, commands, dialects, results: lines": 11_200,
     "extensions, engine, envs: lines": 33_800,
     "evaluation, league, callbacks: lines": 5_100,
-    "tools: lines": 14_600,
-    "functions": 5_472,
-    "functions of at most 3 lines": 2_500,
+    "tools: lines": 14_500,
+    "functions": 5_463,
+    "functions of at most 3 lines": 2_493,
     "doors": 10,
     "tests: lines": 66_000,
     "env step: functions": 64,
@@ -44,7 +44,7 @@ MOST: Mapping[str, int] = {
     "save: functions": 169,
     "save: files": 35,
     "load: functions": 472,
-    "load: files": 61,
+    "load: files": 60,
     "one setting: functions": 36,
     "one setting: files": 16,
 }

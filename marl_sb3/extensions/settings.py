@@ -18,14 +18,38 @@ from marl_sb3.errors import ConfigError, shown
 _Widths = Annotated[Sequence[PositiveInt], Meta(min_length=1, max_length=100)]
 
 
+class _SettingsOfParts(PolicySection):
+    """Settings that mean something beside others alone."""
+
+    only_with = MappingProxyType[str, str]({})  # setting -> the other one; no annotation, which would make it a setting
+
+    @classmethod
+    @override
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        made = super().of(values)
+        for name in made.changed():
+            other = cls.only_with.get(name)
+            if other is not None and not getattr(made, other):
+                raise ConfigError(f"{name} is {shown(values[name])}, but {other} is not set", key=name)
+        return made
+
+
 @dataclass(frozen=True)
-class DataSettings(PolicySection):
+class DataSettings(_SettingsOfParts):
     """Recorded episodes that a policy learns from beside its own; see `docs/how_to/learning_from_data.md`."""
 
     parts = MappingProxyType[str, Any](
         {
             "imitation_data": "marl_sb3.extensions.data.recorded_data:ImitationData",
             "replay_data": "marl_sb3.extensions.data.recorded_data:ReplayData",
+        }
+    )
+
+    only_with = MappingProxyType(
+        {
+            "imitation_coefficient": "imitation_data",
+            "replay_data_share": "replay_data",
+            "replay_data_updates": "replay_data",
         }
     )
 
@@ -40,22 +64,13 @@ class DataSettings(PolicySection):
     replay_data_share: Fraction | None = None
     replay_data_updates: Count = 0  # gradient steps that the first update takes in addition, mostly on that data
 
-    @classmethod
-    @override
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        made = super().of(values)
-        for name in made.changed():
-            path = "imitation_data" if name.startswith("imitation") else "replay_data"
-            if getattr(made, path) is None:
-                raise ConfigError(f"{name} is {shown(values[name])}, but there is no {path}", key=name)
-        return made
-
 
 @dataclass(frozen=True)
-class CentralSettings(PolicySection):
+class CentralSettings(_SettingsOfParts):
     """A critic that sees the whole env in training; see `docs/how_to/teams.md`."""
 
     parts = MappingProxyType[str, Any]({"central_critic": "marl_sb3.extensions.central.twin:CriticSelector"})
+    only_with = MappingProxyType(dict.fromkeys(("central_critic_net", "central_critic_popart"), "central_critic"))
 
     # whether critics that see the whole env replace those of the policy: they see the env's `state()` where the setting
     # `env_state` shows it, else what all agents observe; those of SAC, TD3 and DDPG see all actions, too. The actor
@@ -69,21 +84,13 @@ class CentralSettings(PolicySection):
     def __post_init__(self) -> None:
         object.__setattr__(self, "central_critic_net", tuple(self.central_critic_net))  # files have lists
 
-    @classmethod
-    @override
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        made = super().of(values)
-        for name in made.changed():
-            if not made.central_critic:
-                raise ConfigError(f"{name} is {shown(values[name])}, but central_critic is not set", key=name)
-        return made
-
 
 @dataclass(frozen=True)
-class LearningSettings(PolicySection):
+class LearningSettings(_SettingsOfParts):
     """What a policy is paid beside the rewards of its env; see `docs/how_to/curiosity.md`."""
 
     parts = MappingProxyType[str, Any]({"curiosity": "marl_sb3.extensions.curiosity:Curiosity"})
+    only_with = MappingProxyType(dict.fromkeys(("curiosity_scale", "curiosity_learning_rate"), "curiosity"))
 
     # what agents are paid for in training beside the rewards of the env: `rnd`, random network distillation, for
     # observations that are new to them. None: for nothing.
@@ -92,12 +99,3 @@ class LearningSettings(PolicySection):
     # deviation of its discounted sums is 1
     curiosity_scale: NonNegativeFloat | Decay | Points = 10.0
     curiosity_learning_rate: PositiveFloat = 1e-4  # of the network that learns what is not new
-
-    @classmethod
-    @override
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        made = super().of(values)
-        for name in made.changed():
-            if made.curiosity is None:
-                raise ConfigError(f"{name} is {shown(values[name])}, but curiosity is not set", key=name)
-        return made

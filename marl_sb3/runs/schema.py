@@ -325,8 +325,10 @@ class TrainConfig:
         own = dict(self.own_settings.get(policy_id, {}))
         algo, policy = own.pop("algo", self.algo), own.pop("policy", self.policy)
         of_run = self.hyperparameters if algo == self.algo else {}
-        sections = [getattr(self, section).changed() for section in policy_sections() if hasattr(self, section)]
-        of_sections = {name: value for changed in sections for name, value in changed.items()}
+        of_sections: dict[str, Any] = {}
+        for section in policy_sections():
+            if hasattr(self, section):  # a user's own sections are given to policies alone
+                of_sections |= getattr(self, section).changed()
         return PolicySettings(algo, policy, {**of_run, **of_sections, **own})
 
     def changed(self, values: Mapping[str, Any], source: str | None = None) -> TrainConfig:

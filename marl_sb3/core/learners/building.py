@@ -88,9 +88,8 @@ def build(
             has_rollouts_of_states = spec.info.has_memory and not is_off_policy(spec.algorithm)
             make: Any = functools.partial(_recurrent, spec) if has_rollouts_of_states else spec.algorithm
             made = make(**arguments, device="cpu" if device == "auto" else device)
-            shapes = [each.shape for each in made.policy.parameters()]
-            is_large = any(len(shape) > 2 or (len(shape) == 2 and min(shape) >= 512) for shape in shapes)
-            if device == "auto" and th.cuda.is_available() and is_large:
+            has_gpu, shapes = th.cuda.is_available(), (each.shape for each in made.policy.parameters())
+            if device == "auto" and has_gpu and any(len(each) > 2 or min((*each, 0)[:2]) >= 512 for each in shapes):
                 made = make(**arguments, device="cuda")
         except ConfigError as error:  # one of our features extractors raises it
             raise ConfigError(f"policy {rows.policy_id!r}: {error}", key=error.key) from error

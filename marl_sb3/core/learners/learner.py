@@ -307,12 +307,6 @@ class Learner(Stateful, ABC):
             metrics[name] = -value if value is not None and key is not None and key.startswith("-") else value
         return metrics
 
-    def _recorded(self) -> dict[str, Any]:
-        """Return what the algorithm and the parts have recorded of an update, and forget it."""
-        recorded = {**self.algorithm.logger.name_to_value}
-        self.algorithm.logger.dump()
-        return recorded | {name: value for each in self.parts for name, value in each.recorded().items()}
-
     @abstractmethod
     def _computed(self, recorded: Mapping[str, Any]) -> Result:
         """Return the metrics that the algorithm does not record, at least those that it has."""

@@ -160,7 +160,9 @@ class OffPolicyLearner(Learner):
 
     def finish_update(self, gradient_steps: int) -> Result:
         """Return the metrics of gradient steps, after a look for numbers that are not finite."""
-        recorded = self._recorded()
+        recorded = {**self.algorithm.logger.name_to_value}
+        recorded |= {name: value for each in self.parts for name, value in each.recorded().items()}
+        self.algorithm.logger.dump()
         if gradient_steps:
             check_replay_update(self.policy_id, recorded, self.buffer)
         return {**self.metrics(recorded), "num_module_steps_trained": gradient_steps * self.algorithm.batch_size}

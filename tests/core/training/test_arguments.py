@@ -203,7 +203,7 @@ CHANGED: dict[str, Any] = {
     **{"burn_in": 3, "sequence_length": 4, "expectile": 0.8, "beta": 2.0, "buffer_size": 40},
     **{"clip_observations": 5.0, "clip_normalized_rewards": 5.0, "normalize_epsilon": 1e-3},
     **{"replay_buffer_kwargs": {"handle_timeout_termination": False}, "sde_sample_freq": 2, "use_sde_at_warmup": True},
-    "central_critic_popart": False,
+    **{"central_critic_popart": False, "td_lambda": 0.5, "curiosity_scale": 2.0, "curiosity_learning_rate": 1e-3},
 }
 # The same for those that cannot change, because the state of the training would not fit.
 FIXED: dict[str, Any] = {
@@ -212,7 +212,7 @@ FIXED: dict[str, Any] = {
     **{"mixing_embed_dim": 3, "hypernet_embed": 4, "resize": [40, 40], "grayscale": True, "frame_stack": 2},
     **{"normalize_observations": True, "normalize_keys": ["x"], "previous_action": True, "previous_reward": True},
     **{"time_feature": 9, "agent_indicator": True, "normalize_rewards": True, "central_critic": True},
-    "central_critic_net": [5],
+    **{"central_critic_net": [5], "curiosity": "rnd"},
 }
 # Those of recorded episodes, of envs with goals and of teams: their specs are saved, and changed; training is tested
 # with them.
@@ -223,11 +223,11 @@ OF_SPECS: dict[str, Any] = {
 }
 # What other settings a training needs for one of them.
 BESIDE: dict[str, dict[str, Any]] = {
-    "clip_observations": {"normalize_observations": True},
-    "normalize_epsilon": {"normalize_observations": True},
+    **{name: {"normalize_observations": True} for name in ("clip_observations", "normalize_epsilon")},
     "clip_normalized_rewards": {"normalize_rewards": True},
-    "central_critic_net": {"central_critic": True},
-    "central_critic_popart": {"central_critic": True},
+    **{name: {"central_critic": True} for name in ("central_critic_net", "central_critic_popart")},
+    **{name: {"curiosity": "rnd"} for name in ("curiosity_scale", "curiosity_learning_rate")},
+    "td_lambda": {"n_steps": 2},
     "sde_sample_freq": {"use_sde": True},
     "use_sde_at_warmup": {"use_sde": True},
     "optimize_memory_usage": {"replay_buffer_kwargs": {"handle_timeout_termination": False}},

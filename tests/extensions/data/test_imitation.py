@@ -291,5 +291,5 @@ def test_data_that_an_algorithm_does_not_take_are_refused(algo: str) -> None:
     setting, words = REFUSED[algo]
     with pytest.raises(ConfigError, match=words):
         training(algo, **{setting: "data"})
-    with pytest.raises(ConfigError, match=r"imitation_coefficient is 0\.2, but there is no imitation_data"):
+    with pytest.raises(ConfigError, match=r"imitation_coefficient is 0\.2, but imitation_data is not set"):
         PolicySpec(imitation_coefficient=0.2)

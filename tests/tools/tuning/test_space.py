@@ -189,10 +189,10 @@ def test_a_space_says_why_it_does_not_contain_the_preset() -> None:
     preset = shipped_search("ppo", "arena").preset()
     rate = {"log_uniform": [1e-5, 1e-4]}
     for parameters, words in (
-        ({"batch_size": {"choices": [50, 200]}}, "batch_size is 100, none of 50, 200"),
-        ({"lr": {**rate, "linear": True}}, "learning_rate is 0.001, outside 1e-05 to 0.0001"),
-        ({"lr": {**rate, "linear": False}}, "learning_rate is the linear schedule lin_1e-3"),
-        ({"gamma": {"uniform": [0.1, 0.95]}, "ent_coef": 0.5}, "ent_coef is 0.003, and 0.5 in all trials"),
+        ({"batch_size": {"choices": [50, 100]}}, "batch_size is 200, none of 50, 100"),
+        ({"lr": {**rate, "linear": True}}, "learning_rate is 0.00136, outside 1e-05 to 0.0001"),
+        ({"lr": {**rate, "linear": False}}, "learning_rate is the linear schedule lin_1.36e-3"),
+        ({"gamma": {"uniform": [0.1, 0.95]}, "ent_coef": 0.5}, "ent_coef is 0.01, and 0.5 in all trials"),
         ({"clip_range": {"uniform": [0.1, 0.3], "linear": True}}, "clip_range is 0.2, and no linear schedule"),
         ({"n_envs": {"choices": [20, 40]}, "policy_kwargs.net_arch": {"choices": [[64, 64]]}}, ""),
         ({"policy_kwargs.net_arch": {"choices": [[32]]}}, "policy_kwargs.net_arch is [64, 64], none of [32]"),
@@ -202,7 +202,7 @@ def test_a_space_says_why_it_does_not_contain_the_preset() -> None:
         assert space.missing(preset) == words
         assert (space.params_of(preset) is None) == bool(words)
     followed = space_of(lr={"log_uniform": [1e-4, 1e-2]}).following(preset)
-    assert followed.params_of(preset) == {"learning_rate": 0.001}
+    assert followed.params_of(preset) == {"learning_rate": 0.00136}
     assert followed.settings({"learning_rate": 0.002}) == {"learning_rate": "lin_0.002"}
 
 

@@ -71,7 +71,7 @@ def test_settings_that_differ_from_the_preset_come_first(runs: Path) -> None:
         "policies": ("per_agent", "shared"),
         "env.max_timesteps": ("15", ""),
         "n_steps": ("20", "100"),
-        "batch_size": ("20", "100"),
+        "batch_size": ("20", "200"),
         "n_epochs": ("1", "5"),
         "policy_kwargs.net_arch": ("[8]", ""),
     }
