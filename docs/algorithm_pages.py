@@ -177,7 +177,7 @@ MEANINGS: dict[str, dict[str, str]] = {
     OF_TEAMS: {
         "batch_size": "transitions of the team in a minibatch; each minibatch is one gradient step",
         "optimize_memory_usage": "cannot be changed with teams",
-        "td_lambda": "with n_steps above 1: how much later values count, as in TD(lambda); 1: the last one alone counts",
+        "td_lambda": "with n_steps above 1: how much later values count, as in TD(lambda); 1: the last one alone",
         "replay_buffer_class": "null: by the observations; goals (`HerReplayBuffer`) do not go with teams",
     },
     "mixing_embed_dim": {
