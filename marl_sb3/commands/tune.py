@@ -57,7 +57,7 @@ class TuneOptions:
         int | None,
         "--confirm-seeds K",
         "train the best trials and the preset again with up to K fresh seeds each, as long as trials; default: up to "
-        "10, as many as cost no more than the trials",
+        "10, as many as cost no more than the trials; a trial that is better, and the preset, with as many others",
     ]
     confirm_best: Annotated[int | None, "--confirm-best B", "number of trials that are trained again; default: up to 3"]
     no_confirm: Annotated[bool, "--no-confirm", "train none again: best.yml has the best trial, untested; default: off"]

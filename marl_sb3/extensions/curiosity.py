@@ -29,7 +29,7 @@ from marl_sb3.core.processing.processing import RunningStatistics
 from marl_sb3.core.processing.rows import Bootstrap
 from marl_sb3.core.sb3.schedules import make_schedule
 from marl_sb3.core.state.fields import Field, Fields, Stateful, array, part, scalar
-from marl_sb3.core.state.state import AS_SUMS
+from marl_sb3.core.state.state import AS_SUMS, StateReader
 from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError
@@ -65,6 +65,12 @@ def _moments(name: str) -> Any:
     return lambda own: {key: own.optimizer.state[each][name] for key, each in own.predictor.named_parameters()}
 
 
+def _read_sums(own: Any, state: StateReader, name: str) -> Array:
+    """Read the sums of the rows; with another number of envs, they begin anew, as the episodes do."""
+    is_same = state.num_envs == own.num_envs
+    return state.array(name, np.float64, own._sums.shape, *AS_SUMS) if is_same else np.zeros_like(own._sums)
+
+
 class Curiosity(Stateful, LearnerPart):
     """Adds what is paid for new observations to the rewards that a policy learns from; evaluations do not have it.
 
@@ -79,7 +85,7 @@ class Curiosity(Stateful, LearnerPart):
         "means": _tensors(_moments("exp_avg")),
         "squares": _tensors(_moments("exp_avg_sq"), 0.0),
         "observations": part("seen"),
-        "sums": array("_sums", *AS_SUMS),
+        "sums": Field(lambda own: own._sums.copy(), _read_sums, lambda own, sums: setattr(own, "_sums", sums)),
         "of_sums": part("_of_sums"),
         "waiting": array("_waiting"),
         "num_waiting": scalar("_num_waiting", 0, _BATCH - 1),
@@ -87,7 +93,7 @@ class Curiosity(Stateful, LearnerPart):
     }
 
     def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
-        self.algorithm, settings = learner.algorithm, vars(spec)["learning"]
+        self.algorithm, self.num_envs, settings = learner.algorithm, learner.rows.num_envs, vars(spec)["learning"]
         if not options.experience.acts_here:
             words = f"policy {learner.policy_id!r}: curiosity is {settings.curiosity} in shards or on Ray"
             raise ConfigError(f"{words}; accepted: null, or envs that this process steps", key="curiosity")

@@ -173,8 +173,8 @@ class PolicySettings:
 
     algo: str  # name of its algorithm
     policy: str  # SB3 policy class, by name
-    # SB3's arguments, by name, all of them in a resolved configuration; and those settings of `ProcessingSettings`,
-    # and of the other sections that are not as by default
+    # SB3's arguments, by name, all of them in a resolved configuration; and those settings of all sections
+    # that are not as by default
     hyperparameters: Mapping[str, Any]
 
 

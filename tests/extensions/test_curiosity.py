@@ -143,6 +143,12 @@ def test_a_resumed_training_is_the_same_as_one_that_was_not_interrupted(kind: st
     assert bits(curiosity_of(whole).get_state()) == bits(curiosity_of(resumed).get_state())
 
 
+def test_a_checkpoint_goes_on_with_more_envs(tmp_path: Path) -> None:
+    make("dqn").learn(120).save(tmp_path / "saved")
+    resumed = MultiAgentAlgorithm.load(tmp_path / "saved", make_vec_env(ScriptedEnv, n_envs=4, seed=1, **SCRIPT))
+    assert curiosity_of(resumed.learn(40, reset_num_timesteps=False))._has_learned
+
+
 def test_a_checkpoint_without_curiosity_is_refused_in_words(tmp_path: Path) -> None:
     make(curiosity=None).save(tmp_path / "saved")
     with pytest.raises(CheckpointError, match="curiosity"):
@@ -164,6 +170,5 @@ def test_what_cannot_be_is_refused_in_words() -> None:
         PolicySpec("ppo", curiosity="icm")
     with pytest.raises(ConfigError, match="curiosity_scale is -1; accepted: "):
         make(curiosity_scale=-1)
-    env = make_sharded_vec_env("arena", 4, 2, seed=1)
     with pytest.raises(ConfigError, match="policy 'p': curiosity is rnd in shards or on Ray; accepted: null"):
-        make("dqn", env)
+        make("dqn", make_sharded_vec_env("arena", 4, 2, seed=1))

@@ -77,8 +77,7 @@ def test_a_mapping_without_a_space_after_the_colon_is_refused(text: str) -> None
 
 def test_settings_of_every_section_reach_the_policies() -> None:
     one_of_each = {"frame_stack": 2, "central_critic": True, "imitation_coefficient": 0.5, "curiosity": "rnd"}
-    sections = [section_by_setting()[name] for name in one_of_each]
-    assert sections == list(policy_sections())
+    assert [section_by_setting()[name] for name in one_of_each] == list(policy_sections())
     found = load_config("arena", settings={**one_of_each, "imitation_data": "x"}).of_policy("shared").hyperparameters
     assert {name: found[name] for name in one_of_each} == one_of_each
 

@@ -47,7 +47,8 @@ def tune(
         workers: the number of processes that run trials.
         confirm_seeds: train the best trials and the preset again with up to this many fresh seeds each, as long as
             trials, and use a trial's settings only if they are better; see `marl_sb3.tools.tuning.finals`. None: up to
-            10, as many as cost no more than the trials. 0: use the best trial's as they are.
+            10, as many as cost no more than the trials. A trial that is better, and the preset, are trained with as
+            many others. 0: use the best trial's as they are.
         confirm_best: the number of trials to train again; None: up to 3.
         watch: called twice a second with the study.
         progress_bar: show the progress: a live view on terminals and in notebooks, a line for each trial elsewhere.

@@ -6,7 +6,7 @@ and 70 % of the seeds those are left out that are worse than the preset on avera
 of 90 %. In the end a trial is better than the preset if the interval of the difference lies above 0, which by chance
 happens in 5 % of searches at most. Leaving trials out early can only keep the preset, so that the number of looks needs
 no correction. The gain of a trial that has won is partly luck again. Therefore it and the preset are trained once more,
-with seeds that had no part in the choice, and that gain is announced.
+in addition, with seeds that had no part in the choice, and that gain is announced.
 """
 
 from __future__ import annotations
