@@ -33,7 +33,7 @@ MOST: Mapping[str, int] = {
     "extensions, engine, envs: lines": 33_800,
     "evaluation, league, callbacks: lines": 5_100,
     "tools: lines": 14_500,
-    "functions": 5_464,
+    "functions": 5_465,
     "functions of at most 3 lines": 2_494,
     "doors": 10,
     "tests: lines": 66_000,

@@ -49,8 +49,7 @@ def build(
 
     Args:
         processing: that of the policy, about which a features extractor may ask; None: there is none.
-        device: one of SB3's names, but `auto` takes CUDA only for networks that are faster there: those with
-            convolutions, or with layers from and to 512 units or more.
+        device: one of SB3's names, but `auto` takes CUDA only for networks that are faster there, see `_suits_gpu`.
         seed: for the initial weights and all random draws of the algorithm; None: they are not seeded.
         buffer: class of its rollout buffer; None for an algorithm that only acts, or that has a replay buffer.
 
@@ -88,8 +87,7 @@ def build(
             has_rollouts_of_states = spec.info.has_memory and not is_off_policy(spec.algorithm)
             make: Any = functools.partial(_recurrent, spec) if has_rollouts_of_states else spec.algorithm
             made = make(**arguments, device="cpu" if device == "auto" else device)
-            has_gpu, shapes = th.cuda.is_available(), (each.shape for each in made.policy.parameters())
-            if device == "auto" and has_gpu and any(len(each) > 2 or min((*each, 0)[:2]) >= 512 for each in shapes):
+            if device == "auto" and th.cuda.is_available() and _suits_gpu(made.policy):
                 made = make(**arguments, device="cuda")
         except ConfigError as error:  # one of our features extractors raises it
             raise ConfigError(f"policy {rows.policy_id!r}: {error}", key=error.key) from error
@@ -161,6 +159,11 @@ def _words(error: Exception, rows: PolicyRows, spec: PolicySpec) -> str:
             observed = f"the agents observe {rows.group.observation_space}"
             return f"{words}; accepted by {spec.policy}: {accepted}; {observed}"
     return words
+
+
+def _suits_gpu(policy: th.nn.Module) -> bool:
+    """Whether it has convolutions, or layers from and to 512 units or more: smaller networks are faster on CPUs."""
+    return any(part.dim() > 2 or (part.dim() == 2 and min(part.shape) >= 512) for part in policy.parameters())
 
 
 def _recurrent(spec: PolicySpec, **arguments: Any) -> BaseAlgorithm:

@@ -307,6 +307,14 @@ class Learner(Stateful, ABC):
             metrics[name] = -value if value is not None and key is not None and key.startswith("-") else value
         return metrics
 
+    def _take_recorded(self) -> dict[str, Any]:
+        """Return what the algorithm and the parts have recorded of an update; its logger forgets it."""
+        recorded = {**self.algorithm.logger.name_to_value}
+        self.algorithm.logger.dump()
+        for each in self.parts:
+            recorded |= each.recorded()
+        return recorded
+
     @abstractmethod
     def _computed(self, recorded: Mapping[str, Any]) -> Result:
         """Return the metrics that the algorithm does not record, at least those that it has."""

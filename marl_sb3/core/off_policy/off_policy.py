@@ -160,9 +160,7 @@ class OffPolicyLearner(Learner):
 
     def finish_update(self, gradient_steps: int) -> Result:
         """Return the metrics of gradient steps, after a look for numbers that are not finite."""
-        recorded = {**self.algorithm.logger.name_to_value}
-        recorded |= {name: value for each in self.parts for name, value in each.recorded().items()}
-        self.algorithm.logger.dump()
+        recorded = self._take_recorded()
         if gradient_steps:
             check_replay_update(self.policy_id, recorded, self.buffer)
         return {**self.metrics(recorded), "num_module_steps_trained": gradient_steps * self.algorithm.batch_size}
@@ -374,11 +372,7 @@ def _bytes(rows: PolicyRows, spec: PolicySpec) -> int:
     parts = [*parts_of(stored).values()] * copies + [processing.action_space]
     numbers = 12 + sum(math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize for part in parts)  # rewards, ends
     numbers += sum(choices_of(rows.group.action_space) or ()) if spec.info.takes_masks else 0
-    more = (
-        2 * np.dtype(np.int64).itemsize
-        if values["replay_buffer_class"] == HER
-        else int(values["optimize_memory_usage"])
-    )
+    more = 16 if values["replay_buffer_class"] == HER else int(values["optimize_memory_usage"])  # two int64; a bool
     numbers += trait(spec.algorithm, "bytes_of_states")(values["policy_kwargs"] or {})
     lines = max(values["buffer_size"] // rows.num_rows, 1)
     return int(lines * rows.num_rows * (numbers + more))

@@ -102,9 +102,7 @@ class OnPolicyLearner(Learner):
         if prepared is not None and self.engine is not None:
             self.engine.finish_update(prepared)
             self.buffer.samples_drawn += prepared.samples_drawn
-        recorded = {**self.algorithm.logger.name_to_value}
-        recorded |= {name: value for each in self.parts for name, value in each.recorded().items()}
-        self.algorithm.logger.dump()
+        recorded = self._take_recorded()
         metrics = self.metrics(recorded)
         check_update(self.rows, self.algorithm, recorded, metrics.get("gradients_global_norm"))
         return metrics

@@ -45,7 +45,7 @@ def check_spaces(rows: PolicyRows, algorithm: type[BaseAlgorithm]) -> None:
 
 def _accepted_observations(space: Space) -> str | None:
     """What is accepted in place of an observation space; None if it is accepted."""
-    if isinstance(space, spaces.MultiDiscrete) and not _is_vector(space):
+    if isinstance(space, spaces.MultiDiscrete) and (space.nvec.ndim != 1 or not space.nvec.size):
         return f"MultiDiscrete {_VECTOR}"
     if isinstance(space, spaces.Box) and (not space.shape or not math.prod(space.shape)):
         return "a Box of one axis or more, with one number or more, such as shape (1,)"
@@ -58,7 +58,7 @@ def _accepted_actions(space: Space, algorithm: type[BaseAlgorithm]) -> str | Non
         return space.refusal_of(algorithm)  # type: ignore[no-any-return]
     if not isinstance(space, _ACTION_SPACES):
         return f"{', '.join(kind.__name__ for kind in _ACTION_SPACES)}, Tuple or Dict of these, with Boxes of floats"
-    if isinstance(space, spaces.MultiDiscrete) and not _is_vector(space):
+    if isinstance(space, spaces.MultiDiscrete) and (space.nvec.ndim != 1 or not space.nvec.size):
         return f"MultiDiscrete {_VECTOR}"
     if isinstance(space, spaces.MultiBinary) and len(space.shape) != 1:
         return f"MultiBinary {_VECTOR}"
@@ -66,10 +66,6 @@ def _accepted_actions(space: Space, algorithm: type[BaseAlgorithm]) -> str | Non
         return "a Box of one number or more"
     is_whole = isinstance(space, spaces.Box) and np.dtype(space.dtype).kind != "f"
     return "a Box of floats, Discrete or MultiDiscrete: SB3 draws real numbers for a Box" if is_whole else None
-
-
-def _is_vector(space: spaces.MultiDiscrete) -> bool:
-    return len(space.nvec.shape) == 1 and len(space.nvec) > 0
 
 
 class SpacesOnlyVecEnv(VecEnv):
