@@ -101,7 +101,7 @@ POLICY_KWARGS: Mapping[str, Any] = {
     "net_arch": Networks,
     **dict.fromkeys(CLASSES, str),
     **dict.fromkeys(("features_extractor_kwargs", "optimizer_kwargs", "lstm_kwargs"), Named | None),
-    **dict.fromkeys(("ortho_init", "full_std", "use_expln", "squash_output", "batch_norm"), bool),
+    **dict.fromkeys(("ortho_init", "full_std", "use_expln", "squash_output", "batch_norm", "dueling"), bool),
     **dict.fromkeys(("share_features_extractor", "normalize_images", "shared_lstm", "enable_critic_lstm"), bool),
     **dict.fromkeys(("log_std_init", "clip_mean", "batch_norm_momentum", "batch_norm_eps"), FiniteFloat),
     **dict.fromkeys(("n_critics", "n_quantiles"), _Heads),

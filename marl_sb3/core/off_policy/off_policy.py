@@ -373,6 +373,6 @@ def _bytes(rows: PolicyRows, spec: PolicySpec) -> int:
     numbers = 12 + sum(math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize for part in parts)  # rewards, ends
     numbers += sum(choices_of(rows.group.action_space) or ()) if spec.info.takes_masks else 0
     more = 16 if values["replay_buffer_class"] == HER else int(values["optimize_memory_usage"])  # two int64; a bool
-    numbers += trait(spec.algorithm, "bytes_of_states")(values["policy_kwargs"] or {})
+    numbers += trait(spec.algorithm, "bytes_per_transition")(values)
     lines = max(values["buffer_size"] // rows.num_rows, 1)
     return int(lines * rows.num_rows * (numbers + more))

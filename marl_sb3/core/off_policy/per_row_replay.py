@@ -113,10 +113,6 @@ class PerRowReplay(TransitionBuffer):
         columns: Array = np.searchsorted(ends, drawn, side="right")
         return drawn - (ends - counts)[columns], columns
 
-    def _samples_at(self, lines: Array, columns: Array, env: VecNormalize | None) -> Any:
-        """Return the minibatch of these transitions."""
-        raise NotImplementedError
-
     def _seen(self, of_all: Any, places: Any, env: VecNormalize | None) -> Any:
         """Return observations as tensors."""
         normal: Any = self._normalize_obs(map_arrays(lambda array: array[places], of_all), env)

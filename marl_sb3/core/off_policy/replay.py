@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
-from stable_baselines3.common.type_aliases import ReplayBufferSamples, TrainFrequencyUnit
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples, TrainFrequencyUnit
 from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import override
 
@@ -95,6 +96,10 @@ class TransitionBuffer(Stateful, _Base):
 
     def break_off(self, rows: BoolArray) -> None:
         """Note that the next transitions of these rows, (rows,) bool, do not follow from their latest ones."""
+
+    def _samples_at(self, lines: Array, columns: Array, env: VecNormalize | None) -> Any:
+        """Return the minibatch of these transitions."""
+        raise NotImplementedError
 
     # --- State -------------------------------------------------------------------------------------------------------
 
@@ -208,6 +213,29 @@ class TurnAwareReplay(TransitionBuffer):
             self.full = True
             self.pos -= self.buffer_size
 
+    # --- Drawing -----------------------------------------------------------------------------------------------------
+
+    def _get_samples(self, batch_inds: Array, env: VecNormalize | None = None) -> Any:
+        columns = np.random.randint(0, self.n_envs, len(batch_inds))  # noqa: NPY002 - as SB3 draws them
+        return self._samples_at(batch_inds, columns, env)
+
+    def _samples_at(self, lines: Array, columns: Array, env: VecNormalize | None) -> Any:
+        # What SB3 returns, but each array is read once and not copied again.
+        places = lines * self.n_envs + columns
+
+        def taken(column: Array) -> Array:
+            return column.reshape(-1, *column.shape[2:]).take(places, axis=0)
+
+        seen, following = (map_arrays(taken, each) for each in (self.observations, self.next_observations))
+        actions, rewards, dones, timeouts = (taken(getattr(self, name)) for name in _COLUMNS)
+        drawn: Any = self._normalize_obs(seen, env), actions, self._normalize_obs(following, env)
+        drawn += (dones * (1 - timeouts))[:, None], self._normalize_reward(rewards[:, None], env)
+        of_batch: Any = DictReplayBufferSamples if isinstance(seen, dict) else ReplayBufferSamples
+        tensor: Any = partial(self.to_torch, copy=False)
+        return of_batch(*(map_arrays(tensor, each) for each in drawn))
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
     @override
     def _lines_of(self, values: Mapping[str, Any]) -> int:
         return self.buffer_size if values["full"] else values["pos"] + (values["filled"] > 0)
@@ -215,18 +243,6 @@ class TurnAwareReplay(TransitionBuffer):
 
 class TransitionReplayBuffer(TurnAwareReplay, ReplayBuffer):
     """`ReplayBuffer` of single transitions."""
-
-    @override
-    def _get_samples(self, batch_inds: Array, env: VecNormalize | None = None) -> ReplayBufferSamples:
-        # What SB3 returns, with the same random numbers, but each array is read once and not copied again.
-        places = batch_inds * self.n_envs + np.random.randint(0, self.n_envs, len(batch_inds))  # noqa: NPY002
-        columns = (getattr(self, name) for name in TransitionBuffer.names)
-        seen, following, actions, rewards, dones, timeouts = (
-            column.reshape(-1, *column.shape[2:]).take(places, axis=0) for column in columns
-        )
-        drawn: Any = self._normalize_obs(seen, env), actions, self._normalize_obs(following, env)
-        drawn += (dones * (1 - timeouts))[:, None], self._normalize_reward(rewards[:, None], env)
-        return ReplayBufferSamples(*(self.to_torch(each, copy=False) for each in drawn))
 
 
 class TransitionDictReplayBuffer(TurnAwareReplay, DictReplayBuffer):

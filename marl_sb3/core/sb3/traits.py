@@ -46,8 +46,8 @@ class AlgorithmTraits:
     replay_buffers: Mapping[type[Any], Any] = {}
 
     @staticmethod
-    def bytes_of_states(policy_kwargs: Mapping[str, Any]) -> int:
-        """Return the memory that the recurrent states of a transition take in the replay buffer."""
+    def bytes_per_transition(values: Mapping[str, Any]) -> int:
+        """Return the memory that a transition takes in such a buffer beside SB3's, with these hyperparameters."""
         return 0
 
     def compute_returns(self, last_values: Any, dones: Array) -> None:

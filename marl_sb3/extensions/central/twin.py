@@ -106,12 +106,10 @@ class _JointLines(TransitionBuffer):
         for name in Joint._fields:
             getattr(self, name)[places] = added.more[name]
 
-    def _get_samples(self, batch_inds: Array, env: Any = None) -> Any:
-        before = np.random.get_state()  # noqa: NPY002 - SB3 draws the same rows once more
-        places = batch_inds, np.random.randint(0, high=self.n_envs, size=len(batch_inds))  # noqa: NPY002
-        np.random.set_state(before)  # noqa: NPY002
-        self.drawn = Joint(*(self.to_torch(getattr(self, name)[places]) for name in Joint._fields))
-        return super()._get_samples(batch_inds, env)
+    def _samples_at(self, lines: Array, columns: Array, env: Any) -> Any:
+        drawn = (getattr(self, name)[lines, columns] for name in Joint._fields)
+        self.drawn = Joint(*map(self.to_torch, drawn))
+        return super()._samples_at(lines, columns, env)
 
 
 class JointReplayBuffer(_JointLines, TransitionReplayBuffer):

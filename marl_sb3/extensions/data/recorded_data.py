@@ -191,6 +191,11 @@ class ReplayData(LearnerPart):
         self._learner = learner
         self._recorded = RecordedData(str(settings.replay_data), "replay_data", learner.rows)
         self._share, self.first_updates = settings.replay_data_share, settings.replay_data_updates
+        if self._share is not None and hasattr(learner.buffer, "priorities"):
+            words = (
+                f"policy {learner.policy_id!r}: replay is prioritized, and a part of each minibatch is recorded data"
+            )
+            raise ConfigError(f"{words}; accepted: uniform, or no replay_data_share", key="replay_data_share")
         rows, algorithm = policy_rows(learner.rows, learner.processing), learner.algorithm
         stored = stored_space(learner.processing, algorithm)
         self._make_buffer = partial(replay_buffer, rows, spec, algorithm, stored, options.goal_rewards)

@@ -114,6 +114,12 @@ DQN: Mapping[str, Any] = {
     "max_grad_norm": PositiveFloat | None,
 }
 
+Q_LEARNING: Mapping[str, Any] = {
+    **DQN,
+    "replay": Literal["uniform", "prioritized"],
+    "replay_alpha": Fraction,
+    "replay_beta": Fraction,
+}
 _SEQUENCES: Mapping[str, Any] = {
     "burn_in": Annotated[int, Meta(ge=0, le=10**4)],
     "sequence_length": Annotated[int, Meta(ge=1, le=10**4)],
@@ -314,7 +320,7 @@ _BUILT_IN = (
         "dqn",
         "marl_sb3.extensions.fast.replay:DQN",
         "deep Q-network (Mnih et al. 2015)",
-        DQN,
+        Q_LEARNING,
         _OFF_POLICY_LEARNER,
         _OF_Q,
         stock="stable_baselines3.dqn.dqn:DQN",
@@ -323,7 +329,7 @@ _BUILT_IN = (
         "qrdqn",
         "marl_sb3.extensions.fast.contrib:QRDQN",
         "DQN with quantiles of the return (Dabney et al. 2018)",
-        DQN,
+        Q_LEARNING,
         _OFF_POLICY_LEARNER,
         _OF_Q,
         stock="sb3_contrib.qrdqn.qrdqn:QRDQN",
@@ -332,7 +338,7 @@ _BUILT_IN = (
         "maskable_dqn",
         "marl_sb3.extensions.fast.masked_q:MaskableDQN",
         "DQN among the actions that a mask allows, also in its targets",
-        DQN,
+        Q_LEARNING,
         _OFF_POLICY_LEARNER,
         _OF_Q,
         takes_masks=True,
@@ -341,7 +347,7 @@ _BUILT_IN = (
         "maskable_qrdqn",
         "marl_sb3.extensions.fast.contrib:MaskableQRDQN",
         "QR-DQN among the actions that a mask allows, also in its targets",
-        DQN,
+        Q_LEARNING,
         _OFF_POLICY_LEARNER,
         _OF_Q,
         takes_masks=True,

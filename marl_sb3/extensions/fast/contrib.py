@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import sb3_contrib
 import torch as th
+import torch.nn.functional as F
 from gymnasium import spaces
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
-from sb3_contrib.qrdqn.policies import QRDQNPolicy
+from sb3_contrib.qrdqn.policies import CnnPolicy, MultiInputPolicy, QRDQNPolicy, QuantileNetwork
 from sb3_contrib.tqc.policies import TQCPolicy
+from stable_baselines3.common.policies import BasePolicy
 from typing_extensions import override
 
 from marl_sb3.core.acting.actor import Actor
@@ -35,6 +37,7 @@ from marl_sb3.core.sb3.inference import States
 from marl_sb3.core.sb3.private import calls_lstm_as_sb3
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.coverage import PathStillValid, first_reason, memory_coverage, sequence_coverage
+from marl_sb3.extensions.fast.dueling import dueling_layers, with_arguments_of_base
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts
 from marl_sb3.extensions.fast.hybrid_masks import HybridMaskablePolicy, HybridMaskedActions, joined_masks
 from marl_sb3.extensions.fast.joined_actions import JoinedActions
@@ -247,11 +250,66 @@ class TRPOLearner(OnPolicyLearner):
         return super()._make_actor()
 
 
+@with_arguments_of_base
+class DuelingQRDQNPolicy(QRDQNPolicy):
+    """A policy of QR-DQN whose networks may be dueling ones; see `DuelingDQNPolicy`."""
+
+    plain: ClassVar[type[BasePolicy]] = QRDQNPolicy
+
+    def __init__(self, *arguments: Any, dueling: bool = False, **settings: Any) -> None:
+        self.dueling = dueling
+        super().__init__(*arguments, **settings)
+
+    @override
+    def make_quantile_net(self) -> QuantileNetwork:
+        network = super().make_quantile_net()
+        if self.dueling:
+            network.quantile_net = dueling_layers(network).to(self.device)  # type: ignore[assignment]
+        return network
+
+    @override
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {**super()._get_constructor_parameters(), "dueling": self.dueling}
+
+
+class DuelingQRDQNCnnPolicy(DuelingQRDQNPolicy, CnnPolicy):
+    """The same for images."""
+
+    plain = CnnPolicy
+
+
+class DuelingQRDQNMultiInputPolicy(DuelingQRDQNPolicy, MultiInputPolicy):
+    """The same for `Dict` observations."""
+
+    plain = MultiInputPolicy
+
+
 class QRDQN(QLearning, sb3_contrib.QRDQN):
     """A drop-in for `sb3_contrib.QRDQN`: same arguments, same logger keys, same files. See `TwoPaths`."""
 
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": DuelingQRDQNPolicy,
+        "CnnPolicy": DuelingQRDQNCnnPolicy,
+        "MultiInputPolicy": DuelingQRDQNMultiInputPolicy,
+    }
     covered_policy = QRDQNPolicy
     network_names = ("quantile_net", "quantile_net_target")
+
+    @override
+    def losses(self, samples: Any) -> tuple[th.Tensor, th.Tensor]:
+        """See `DrawsByPriority.losses`; the loss stands for the error, as in Rainbow (Hessel et al. 2018)."""
+        discounts = self.gamma if samples.discounts is None else samples.discounts
+        rows = th.arange(len(samples.rewards), device=self.device)
+        with th.no_grad():
+            following = self.quantile_net_target(samples.next_observations)  # (rows, quantiles, actions)
+            best = following.mean(dim=1).argmax(dim=1)
+            targets = samples.rewards + (1 - samples.dones) * discounts * following[rows, :, best]
+        quantiles = self.quantile_net(samples.observations)[rows, :, samples.actions[:, 0].long()]
+        levels = (th.arange(self.n_quantiles, device=self.device) + 0.5) / self.n_quantiles
+        errors = targets[:, None] - quantiles[:, :, None]
+        huber = F.smooth_l1_loss(errors, th.zeros_like(errors), reduction="none")
+        losses = (huber * (levels[:, None] - (errors < 0).float()).abs()).sum(dim=1).mean(dim=1)
+        return losses, losses
 
 
 class MaskableQRDQN(MaskedQLearning, QRDQN):

@@ -105,7 +105,10 @@ class QUpdate(FusedReplayUpdate):
         max_grad_norm = math.inf if limit is None else float(limit)
         masks = getattr(self._algorithm.replay_buffer, "drawn_masks", _NO_MASKS)
         nets = self._online, self._target, self._present[0]
-        loss, _ = q.update(*nets, batch, self._quantiles, max_grad_norm, masks)
+        weights = self._algorithm.importance_weights(len(batch.rewards))
+        drawn = q.Drawn(weights, np.empty_like(weights))
+        loss, _ = q.update(*nets, batch, self._quantiles, max_grad_norm, masks, drawn)
+        self._algorithm.note_errors(drawn.errors)
         self._stats.append(loss)
 
     @override

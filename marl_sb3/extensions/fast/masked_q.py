@@ -19,6 +19,7 @@ from marl_sb3.core.off_policy.replay import (
 from marl_sb3.core.sb3.inference import q_values
 from marl_sb3.core.state.state import TensorFile
 from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.extensions.fast.prioritized import NOT_PRIORITIZED, WithPriorities, with_columns
 from marl_sb3.extensions.fast.replay import DQN, QLearning
 from marl_sb3.extensions.fast.update_path import LearnsInTrainings
 from marl_sb3.types import Array, BoolArray
@@ -58,12 +59,6 @@ class WithMasks(TransitionBuffer):
 
     # Where each kind of buffer knows which transitions it draws.
 
-    def _get_samples(self, batch_inds: Array, env: Any = None) -> Any:
-        before = np.random.get_state()  # noqa: NPY002 - SB3 draws the same rows once more
-        self._note_drawn(batch_inds, np.random.randint(0, high=self.n_envs, size=len(batch_inds)))  # noqa: NPY002
-        np.random.set_state(before)  # noqa: NPY002
-        return super()._get_samples(batch_inds, env)
-
     def _last_steps(self, lines: Array, columns: Array) -> Array:
         """Note the masks after the last step of returns over several; see `NStepBuffer`."""
         last: Array = super()._last_steps(lines, columns)  # type: ignore[misc]
@@ -72,7 +67,7 @@ class WithMasks(TransitionBuffer):
 
     def _samples_at(self, lines: Array, columns: Array, env: Any) -> Any:
         self._note_drawn(lines, columns)
-        return super()._samples_at(lines, columns, env)  # type: ignore[misc]
+        return super()._samples_at(lines, columns, env)
 
     def _get_real_samples(self, batch_indices: Array, env_indices: Array, env: Any = None) -> Any:
         self._note_drawn(batch_indices, env_indices)  # which do not depend on the goal; see `HindsightBuffer`
@@ -85,24 +80,22 @@ class WithMasks(TransitionBuffer):
         return super()._get_virtual_samples(batch_indices, env_indices, env)  # type: ignore[misc]
 
 
-def with_columns(
-    name: str, mixin: type[TransitionBuffer], stock: type[TransitionBuffer], *columns: str
-) -> type[TransitionBuffer]:
-    """Return a replay buffer that has the columns of a mixin, too.
-
-    Args:
-        name: of the class, under which the module of the mixin has it: SB3 pickles replay buffers by their names.
-    """
-    members = {"names": (*stock.names, *columns), "__doc__": mixin.__doc__, "__module__": mixin.__module__}
-    return type(name, (mixin, stock), members)
-
-
 MaskedReplayBuffer = with_columns("MaskedReplayBuffer", WithMasks, TransitionReplayBuffer, "next_masks")
 MaskedDictReplayBuffer = with_columns("MaskedDictReplayBuffer", WithMasks, TransitionDictReplayBuffer, "next_masks")
 MaskedNStepBuffer = with_columns("MaskedNStepBuffer", WithMasks, NStepBuffer, "next_masks")
 MaskedNStepDictBuffer = with_columns("MaskedNStepDictBuffer", WithMasks, NStepDictBuffer, "next_masks")
 MaskedCompactBuffer = with_columns("MaskedCompactBuffer", WithMasks, CompactBuffer, "next_masks")
 MaskedHindsightBuffer = with_columns("MaskedHindsightBuffer", WithMasks, HindsightBuffer, "next_masks")
+PrioritizedMaskedBuffer = with_columns("PrioritizedMaskedBuffer", WithPriorities, MaskedReplayBuffer, "priorities")
+PrioritizedMaskedDictBuffer = with_columns(
+    "PrioritizedMaskedDictBuffer", WithPriorities, MaskedDictReplayBuffer, "priorities"
+)
+PrioritizedMaskedNStepBuffer = with_columns(
+    "PrioritizedMaskedNStepBuffer", WithPriorities, MaskedNStepBuffer, "priorities"
+)
+PrioritizedMaskedNStepDictBuffer = with_columns(
+    "PrioritizedMaskedNStepDictBuffer", WithPriorities, MaskedNStepDictBuffer, "priorities"
+)
 
 
 # --- Algorithms ------------------------------------------------------------------------------------------------------
@@ -111,10 +104,19 @@ MaskedHindsightBuffer = with_columns("MaskedHindsightBuffer", WithMasks, Hindsig
 class MaskedQLearning(LearnsInTrainings, QLearning):
     """A base class in front of DQN or QR-DQN: no forbidden action is taken, or counts as the best one of a target."""
 
-    replay_buffers: ClassVar[Mapping[type[TransitionBuffer], type[TransitionBuffer]]] = {
-        **{TransitionReplayBuffer: MaskedReplayBuffer, TransitionDictReplayBuffer: MaskedDictReplayBuffer},
-        **{NStepBuffer: MaskedNStepBuffer, NStepDictBuffer: MaskedNStepDictBuffer},
-        **{CompactBuffer: MaskedCompactBuffer, HindsightBuffer: MaskedHindsightBuffer},
+    buffers_by_replay: ClassVar[Mapping[str, Mapping[Any, Any]]] = {
+        "uniform": {
+            **{TransitionReplayBuffer: MaskedReplayBuffer, TransitionDictReplayBuffer: MaskedDictReplayBuffer},
+            **{NStepBuffer: MaskedNStepBuffer, NStepDictBuffer: MaskedNStepDictBuffer},
+            **{CompactBuffer: MaskedCompactBuffer, HindsightBuffer: MaskedHindsightBuffer},
+        },
+        "prioritized": {
+            TransitionReplayBuffer: PrioritizedMaskedBuffer,
+            TransitionDictReplayBuffer: PrioritizedMaskedDictBuffer,
+            NStepBuffer: PrioritizedMaskedNStepBuffer,
+            NStepDictBuffer: PrioritizedMaskedNStepDictBuffer,
+            **NOT_PRIORITIZED,
+        },
     }
 
     def acting_kernels(self) -> Any:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import torch as th
 from sb3_contrib.common.recurrent.policies import (
@@ -15,10 +14,10 @@ from torch import nn
 from typing_extensions import override
 
 from marl_sb3.errors import refuse
+from marl_sb3.extensions.fast.dueling import with_arguments_of_base
 
 Cell = Literal["lstm", "gru"]
 Memory = tuple[th.Tensor, th.Tensor]
-_Policy = TypeVar("_Policy", bound=type[Any])
 
 
 class GRU(nn.GRU):
@@ -44,16 +43,7 @@ class GRU(nn.GRU):
         return outputs, (hidden, cell)
 
 
-def _with_arguments_of_base(policy: _Policy) -> _Policy:
-    """Let the signature of a policy name the arguments of its base class too: unknown ones are refused by it."""
-    made, of_base = (vars(cls)["__init__"] for cls in policy.__mro__[:2])
-    base = inspect.signature(of_base)
-    named = [each for each in inspect.signature(made).parameters.values() if each.kind is each.KEYWORD_ONLY]
-    made.__signature__ = base.replace(parameters=[*base.parameters.values(), *named])
-    return policy
-
-
-@_with_arguments_of_base
+@with_arguments_of_base
 class MemoryPolicy(RecurrentActorCriticPolicy):
     """A `RecurrentActorCriticPolicy` of which actor and critic may have GRUs.
 

@@ -6,21 +6,35 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import stable_baselines3
+import torch as th
+import torch.nn.functional as F
 from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.dqn.policies import DQNPolicy
 from stable_baselines3.sac.policies import SACPolicy
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
+from typing_extensions import override
 
 from marl_sb3.core.off_policy.off_policy import OffPolicyLearner
 from marl_sb3.extensions.fast.coverage import PathStillValid, valid_for_replay, why_not_nets
+from marl_sb3.extensions.fast.dueling import DuelingCnnPolicy, DuelingDQNPolicy, DuelingMultiInputPolicy
 from marl_sb3.extensions.fast.fused_off_policy import FusedOffPolicy
+from marl_sb3.extensions.fast.prioritized import DrawsByPriority
 
 
-class QLearning(FusedOffPolicy):
+class QLearning(DrawsByPriority, FusedOffPolicy):
     """What DQN and QR-DQN share."""
 
     update_class = "QUpdate"
+
+    @override
+    def _setup_model(self) -> None:
+        kind, settings = self.policy_class, self.policy_kwargs
+        if hasattr(kind, "plain") and not settings.get("dueling"):
+            self.policy_class = kind.plain
+            self.policy_kwargs = {name: value for name, value in settings.items() if name != "dueling"}
+        super()._setup_model()
 
     def _coverage_of_nets(self, activation: type[nn.Module]) -> PathStillValid | str:
         net, target = (getattr(network, self.network_names[0]) for network in self.networks())
@@ -33,8 +47,23 @@ class QLearning(FusedOffPolicy):
 class DQN(QLearning, stable_baselines3.DQN):
     """A drop-in for `stable_baselines3.DQN`: same arguments, same logger keys, same files. See `TwoPaths`."""
 
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": DuelingDQNPolicy,
+        "CnnPolicy": DuelingCnnPolicy,
+        "MultiInputPolicy": DuelingMultiInputPolicy,
+    }
     covered_policy = DQNPolicy
     network_names = ("q_net", "q_net_target")
+
+    @override
+    def losses(self, samples: Any) -> tuple[th.Tensor, th.Tensor]:
+        discounts = self.gamma if samples.discounts is None else samples.discounts
+        with th.no_grad():
+            best = self.q_net_target(samples.next_observations).amax(dim=1, keepdim=True)
+            targets = samples.rewards + (1 - samples.dones) * discounts * best
+        values = self.q_net(samples.observations).gather(1, samples.actions.long())
+        losses = F.smooth_l1_loss(values, targets, reduction="none").squeeze(1)
+        return losses, (values - targets).abs().squeeze(1)
 
 
 class ActorCriticLearner(OffPolicyLearner):

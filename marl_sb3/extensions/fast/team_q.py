@@ -17,7 +17,7 @@ from torch import nn
 from typing_extensions import override
 
 from marl_sb3.core.off_policy.per_row_replay import NStepBuffer, NStepDictBuffer
-from marl_sb3.core.off_policy.replay import TransitionBuffer, TransitionDictReplayBuffer, TransitionReplayBuffer
+from marl_sb3.core.off_policy.replay import TransitionDictReplayBuffer, TransitionReplayBuffer
 from marl_sb3.core.sb3.tensors import (
     optimizer_arrays,
     optimizer_forms,
@@ -60,11 +60,13 @@ class TeamQLearning(MaskedQLearning, DQN):
     not_in_sb3 = "draws single agents"
     mixes: ClassVar[bool] = False  # whether a network mixes the values of the agents
     team_reward: str = "sum"  # or `mean`; or `shared`: all agents have the same reward, and it is the team's
-    replay_buffers: ClassVar[Mapping[type[TransitionBuffer], type[TransitionBuffer]]] = {
-        TransitionReplayBuffer: TeamReplayBuffer,
-        TransitionDictReplayBuffer: TeamDictReplayBuffer,
-        NStepBuffer: TeamNStepBuffer,
-        NStepDictBuffer: TeamNStepDictBuffer,
+    buffers_by_replay: ClassVar[Mapping[str, Mapping[Any, Any]]] = {
+        "uniform": {
+            TransitionReplayBuffer: TeamReplayBuffer,
+            TransitionDictReplayBuffer: TeamDictReplayBuffer,
+            NStepBuffer: TeamNStepBuffer,
+            NStepDictBuffer: TeamNStepDictBuffer,
+        }
     }
 
     def __init__(

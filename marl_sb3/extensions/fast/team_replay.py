@@ -32,7 +32,8 @@ from marl_sb3.core.processing.processing import Processing
 from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.fast.masked_q import WithMasks, with_columns
+from marl_sb3.extensions.fast.masked_q import WithMasks
+from marl_sb3.extensions.fast.prioritized import with_columns
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 # --- The replay buffer -----------------------------------------------------------------------------------------------

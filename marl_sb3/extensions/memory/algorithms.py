@@ -117,8 +117,9 @@ class WithMemory(_Base):
             raise ConfigError(f"{words}; accepted: none", key="replay_buffer_class")
 
     @staticmethod
-    def bytes_of_states(policy_kwargs: Mapping[str, Any]) -> int:
+    def bytes_per_transition(values: Mapping[str, Any]) -> int:
         """Return the memory that the recurrent states of a transition take in the replay buffer."""
+        policy_kwargs = values.get("policy_kwargs") or {}
         size, layers = policy_kwargs.get("lstm_hidden_size", 256), policy_kwargs.get("n_lstm_layers", 1)
         states = 1 if policy_kwargs.get("cell") == "gru" else 2
         return int(states * layers * size * np.dtype(np.float32).itemsize)

@@ -172,8 +172,8 @@ class RecurrentSAC(WithMemory, stable_baselines3.SAC):
 
     @staticmethod
     @override
-    def bytes_of_states(policy_kwargs: Mapping[str, Any]) -> int:
-        return 2 * WithMemory.bytes_of_states(policy_kwargs)
+    def bytes_per_transition(values: Mapping[str, Any]) -> int:
+        return 2 * WithMemory.bytes_per_transition(values)
 
     @override
     def train(self, gradient_steps: int, batch_size: int = 32) -> None:

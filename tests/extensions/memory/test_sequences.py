@@ -152,8 +152,8 @@ def test_the_memory_that_states_take_is_known_before(name: str, cell: str) -> No
     actions = spaces.Discrete(2) if name == "RecurrentDQN" else NUMBERS
     env = RandomEnv(NUMBERS, actions)
     states = kind("MlpPolicy", env, buffer_size=9, policy_kwargs=network, device="cpu").replay_buffer.states
-    assert states.nbytes == 9 * kind.bytes_of_states(network)
-    assert kind.bytes_of_states({}) == {"RecurrentDQN": 2048, "RecurrentSAC": 4096}[name]
+    assert states.nbytes == 9 * kind.bytes_per_transition({"policy_kwargs": network})
+    assert kind.bytes_per_transition({}) == {"RecurrentDQN": 2048, "RecurrentSAC": 4096}[name]
 
 
 def test_states_of_a_gru_are_kept_without_its_cell_state() -> None:

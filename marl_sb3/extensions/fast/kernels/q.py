@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,13 @@ _Scalar = Any  # a float, once compiled
 
 _f = np.float32
 _ZERO, _HALF, _ONE = _f(0.0), _f(0.5), _f(1.0)
+
+
+class Drawn(NamedTuple):
+    """How the transitions of a minibatch were drawn, and what their losses tell."""
+
+    weights: FloatArray  # (rows,) float32; of their losses, 1 where all were drawn as often
+    errors: FloatArray  # (rows,) float32, filled: the sizes of their TD errors; with quantiles, their losses
 
 
 @inner_kernel
@@ -63,7 +70,7 @@ def greedy_actions(net: Net, observations: FloatArray, quantiles: int, masks: Bo
 
 
 @inner_kernel
-def _td_loss(batch: Batch, outputs: FloatArray, following: FloatArray, delta: FloatArray) -> _Scalar:
+def _td_loss(batch: Batch, outputs: FloatArray, following: FloatArray, drawn: Drawn, delta: FloatArray) -> _Scalar:
     """Compute DQN's loss, smooth L1, and the gradients of the outputs, which go into `delta`."""
     rows = outputs.shape[0]
     total, scale = np.float64(0.0), _ONE / _f(rows)
@@ -73,15 +80,16 @@ def _td_loss(batch: Batch, outputs: FloatArray, following: FloatArray, delta: Fl
         for j in range(1, following.shape[1]):
             best = max(best, following[i, j])
         error = outputs[i, action] - (batch.rewards[i] + batch.discounts[i] * best)
-        size = abs(error)
-        total += _HALF * error * error if size < _ONE else size - _HALF
-        delta[i, action] = (error if size < _ONE else (_ONE if error > _ZERO else -_ONE)) * scale
+        size, weight = abs(error), drawn.weights[i]
+        total += weight * (_HALF * error * error if size < _ONE else size - _HALF)
+        delta[i, action] = weight * ((error if size < _ONE else (_ONE if error > _ZERO else -_ONE)) * scale)
+        drawn.errors[i] = size
     return total / rows
 
 
 @inner_kernel
 def _quantile_loss(
-    batch: Batch, outputs: FloatArray, following: FloatArray, quantiles: int, delta: FloatArray
+    batch: Batch, outputs: FloatArray, following: FloatArray, quantiles: int, drawn: Drawn, delta: FloatArray
 ) -> _Scalar:
     """Compute QR-DQN's loss, and the gradients of the outputs, which go into `delta`."""
     rows, actions = outputs.shape[0], outputs.shape[1] // quantiles
@@ -93,15 +101,24 @@ def _quantile_loss(
         for k in range(quantiles):
             current[k] = outputs[i, k * actions + action]
             targets[k] = batch.rewards[i] + batch.discounts[i] * following[i, k * actions + best]
-        total += quantile_loss(current, targets, scale, slopes)
+        loss, weight = quantile_loss(current, targets, scale, slopes), drawn.weights[i]
+        total += weight * loss
         for k in range(quantiles):
-            delta[i, k * actions + action] = slopes[k]
+            delta[i, k * actions + action] = weight * slopes[k]
+        drawn.errors[i] = loss / quantiles
     return total * scale
 
 
 @kernel
 def update(
-    online: Net, target: Net, optimizer: Optimizer, batch: Batch, quantiles: int, max_grad_norm: float, masks: BoolArray
+    online: Net,
+    target: Net,
+    optimizer: Optimizer,
+    batch: Batch,
+    quantiles: int,
+    max_grad_norm: float,
+    masks: BoolArray,
+    drawn: Drawn,
 ) -> tuple[float, float]:
     """Take one gradient step.
 
@@ -109,6 +126,7 @@ def update(
         quantiles: of QR-DQN; 0 for DQN.
         max_grad_norm: infinite: gradients are not clipped.
         masks: (rows, actions); which actions count after the next observations. (0, 0): all.
+        drawn: how the minibatch was drawn; its errors are filled.
 
     Returns:
         The loss, and the norm of the gradients before they are clipped.
@@ -124,9 +142,9 @@ def update(
     clear(deltas)
     delta = last_layer(online, deltas, rows)
     if quantiles > 0:
-        loss = _quantile_loss(batch, outputs, following, quantiles, delta)
+        loss = _quantile_loss(batch, outputs, following, quantiles, drawn, delta)
     else:
-        loss = _td_loss(batch, outputs, following, delta)
+        loss = _td_loss(batch, outputs, following, drawn, delta)
     grad = np.empty(parameters_size(online), np.float32)
     backward(online, inputs, work, deltas, grad, np.empty((0, 0), np.float32))
     size = norm(grad)

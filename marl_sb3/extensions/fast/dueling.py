@@ -1,0 +1,105 @@
+"""Dueling networks (Wang et al. 2016, https://arxiv.org/abs/1511.06581): what a state is worth, and what actions add.
+
+The policies are SB3's with the argument `dueling`. The last hidden layer is there twice: one is followed by the value
+of the state, the other one by the advantages of the actions, from which their mean is subtracted (eq. 9 of the paper).
+Gradients are not rescaled.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch as th
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.torch_layers import create_mlp
+from stable_baselines3.dqn.policies import CnnPolicy, DQNPolicy, MultiInputPolicy, QNetwork
+from torch import nn
+from typing_extensions import override
+
+_Policy = TypeVar("_Policy", bound=type[Any])
+
+
+def with_arguments_of_base(policy: _Policy) -> _Policy:
+    """Let the signature of a policy name the arguments of its base class too: unknown ones are refused by it."""
+    made, of_base = (vars(cls)["__init__"] for cls in policy.__mro__[:2])
+    base = inspect.signature(of_base)
+    named = [each for each in inspect.signature(made).parameters.values() if each.kind is each.KEYWORD_ONLY]
+    made.__signature__ = base.replace(parameters=[*base.parameters.values(), *named])
+    return policy
+
+
+class DuelingLayers(nn.Module):
+    """The layers behind a features extractor: (rows, features) to (rows, quantiles * actions) values.
+
+    Args:
+        features: numbers of the extractor.
+        actions: how many there are.
+        quantiles: values of each action; 1 for DQN.
+        net_arch: widths of the hidden layers, the last of which is there twice. Without any, both streams are linear.
+        activation: of the hidden layers.
+    """
+
+    def __init__(
+        self, features: int, actions: int, quantiles: int, net_arch: Sequence[int], activation: type[nn.Module]
+    ) -> None:
+        super().__init__()
+        shared, last = [*net_arch[:-1]], [*net_arch[-1:]]
+        width = shared[-1] if shared else features
+        self.shared = nn.Sequential(*create_mlp(features, -1, shared, activation)) if shared else nn.Identity()
+        self.value = nn.Sequential(*create_mlp(width, quantiles, last, activation))
+        self.advantage = nn.Sequential(*create_mlp(width, quantiles * actions, last, activation))
+        self.quantiles = quantiles
+
+    def forward(self, features: th.Tensor) -> th.Tensor:
+        """Return the values of the actions, those of the first quantile first."""
+        shared = self.shared(features)
+        advantages = self.advantage(shared).view(len(features), self.quantiles, -1)
+        centred = advantages - advantages.mean(dim=2, keepdim=True)
+        values: th.Tensor = self.value(shared)[:, :, None] + centred
+        return values.flatten(1)
+
+
+def dueling_layers(network: Any) -> DuelingLayers:
+    """Return what takes the place of the layers of a network of DQN or QR-DQN."""
+    settings = getattr(network, "n_quantiles", 1), network.net_arch, network.activation_fn
+    return DuelingLayers(network.features_dim, int(network.action_space.n), *settings)
+
+
+@with_arguments_of_base
+class DuelingDQNPolicy(DQNPolicy):
+    """A policy of DQN whose networks may be dueling ones.
+
+    Args:
+        dueling: whether they are; if not, it is SB3's policy bit for bit.
+    """
+
+    plain: ClassVar[type[BasePolicy]] = DQNPolicy  # SB3's, which files hold if the networks are not dueling
+
+    def __init__(self, *arguments: Any, dueling: bool = False, **settings: Any) -> None:
+        self.dueling = dueling
+        super().__init__(*arguments, **settings)
+
+    @override
+    def make_q_net(self) -> QNetwork:
+        network = super().make_q_net()
+        if self.dueling:
+            network.q_net = dueling_layers(network).to(self.device)  # type: ignore[assignment]
+        return network
+
+    @override
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {**super()._get_constructor_parameters(), "dueling": self.dueling}
+
+
+class DuelingCnnPolicy(DuelingDQNPolicy, CnnPolicy):
+    """The same for images."""
+
+    plain = CnnPolicy
+
+
+class DuelingMultiInputPolicy(DuelingDQNPolicy, MultiInputPolicy):
+    """The same for `Dict` observations."""
+
+    plain = MultiInputPolicy

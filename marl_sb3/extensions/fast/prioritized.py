@@ -1,0 +1,254 @@
+"""Prioritized experience replay (Schaul et al. 2016, https://arxiv.org/abs/1511.05952) for DQN and its kin.
+
+Transitions are drawn as often as they were surprising: in proportion to the size of their latest TD error to the power
+`replay_alpha`. What was not learned from yet counts as the most surprising so far. Rare transitions are weighted up, by
+importance sampling to the power `replay_beta`, which grows to 1 until the end of the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from typing_extensions import override
+
+from marl_sb3.core.off_policy.per_row_replay import CompactBuffer, HindsightBuffer, NStepBuffer, NStepDictBuffer
+from marl_sb3.core.off_policy.replay import (
+    TransitionBuffer,
+    TransitionDictReplayBuffer,
+    TransitionReplayBuffer,
+    Transitions,
+)
+from marl_sb3.core.state.fields import Fields, scalar
+from marl_sb3.core.state.state import TensorFile
+from marl_sb3.errors import CheckpointError, ConfigError, require_known, shown
+from marl_sb3.types import Array, FloatArray
+
+_LEAST_ERROR = 1e-6  # is added to errors, so that each transition has a chance
+
+# --- Replay buffers --------------------------------------------------------------------------------------------------
+
+
+class WithPriorities(TransitionBuffer):
+    """Mixin for a replay buffer: draws transitions in proportion to their priorities.
+
+    Attributes:
+        priorities: (lines, rows) float64, 0 where there is no transition; the numbers of the sum tree.
+        drawn_priorities: (batch,) float64; those of the latest minibatch.
+    """
+
+    priorities: Array
+    drawn_priorities: Array
+    highest: float = 1.0  # priority so far, which new transitions get
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        shape = self.buffer_size, self.n_envs
+        capacity = 2 ** (self.buffer_size * self.n_envs - 1).bit_length()
+        self._tree = np.zeros(2 * capacity)
+        self.priorities = self._tree[capacity : capacity + self.buffer_size * self.n_envs].reshape(shape)
+        self._summed_up = False  # whether the tree has the sums of what was put into `priorities`
+        self._drawn: Array = np.zeros(0, np.int64)
+
+    @override
+    def _put_observations(self, places: Any, added: Transitions) -> None:
+        super()._put_observations(places, added)
+        lines, columns = places if isinstance(places, tuple) else (places, np.arange(self.n_envs))
+        self._put(lines * self.n_envs + columns, np.full(len(added.rows), self.highest))
+
+    def _put(self, places: Array, priorities: Array) -> None:
+        from marl_sb3.extensions.fast.kernels import sum_tree  # numba, which takes long to import
+
+        sum_tree.put(self._tree, places, priorities)
+
+    @override
+    def all_fields(self) -> Fields:
+        return {**super().all_fields(), "highest": scalar("highest", 0.0)}
+
+    @override
+    def state_was_set(self) -> None:
+        super().state_was_set()
+        self._summed_up = False
+
+    def reset(self) -> None:
+        """Empty the buffer; its arrays stay."""
+        super().reset()
+        self._summed_up = False
+
+    def add(self, obs: Any, next_obs: Any, action: Array, reward: Array, done: Array, infos: Any) -> None:
+        """See `ReplayBuffer.add`, which SB3's own loop calls."""
+        timeouts = np.array([info.get("TimeLimit.truncated", False) for info in infos])
+        ends = np.asarray(done), timeouts, np.arange(self.n_envs)
+        self.add_transitions(Transitions(obs, next_obs, action, reward, *ends))
+
+    # --- Drawing -----------------------------------------------------------------------------------------------------
+
+    @override
+    def sample(self, batch_size: int, env: Any = None) -> Any:
+        """Draw a minibatch: one transition of each of `batch_size` equal shares of the sum of all priorities."""
+        from marl_sb3.extensions.fast.kernels import sum_tree
+
+        if not self._summed_up:
+            sum_tree.sum_up(self._tree)
+            self.highest, self._summed_up = max(self.highest, float(self.priorities.max())), True
+        self._drawn = sum_tree.draw(self._tree, np.random.random_sample(batch_size))  # noqa: NPY002 - SB3's generator
+        lines, columns = np.divmod(self._drawn, self.n_envs)
+        self.drawn_priorities = self.priorities[lines, columns]
+        return self._samples_at(lines, columns, env)
+
+    def update_priorities(self, priorities: Array) -> None:
+        """Set the priorities, (batch,) above 0, of the latest minibatch."""
+        self.highest = max(self.highest, float(priorities.max()))
+        self._put(self._drawn, priorities)
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def require_columns(self, file: TensorFile, lines: int, rows: int) -> None:
+        """See `TransitionBuffer.require_columns`; refuses priorities that nothing can be drawn by."""
+        super().require_columns(file, lines, rows)
+        pieces = [piece for _, piece in file.pieces("priorities")]
+        if not all(np.isfinite(piece).all() and (piece >= 0).all() for piece in pieces):
+            raise CheckpointError(f"{file.name}: priorities are not numbers from 0 on")
+        if pieces and not any(piece.any() for piece in pieces):
+            raise CheckpointError(f"{file.name}: all priorities are 0")
+
+
+def with_columns(
+    name: str, mixin: type[TransitionBuffer], stock: type[TransitionBuffer], *columns: str
+) -> type[TransitionBuffer]:
+    """Return a replay buffer that has the columns of a mixin, too.
+
+    Args:
+        name: of the class, under which the module of the mixin has it: SB3 pickles replay buffers by their names.
+    """
+    members = {"names": (*stock.names, *columns), "__doc__": mixin.__doc__, "__module__": mixin.__module__}
+    return type(name, (mixin, stock), members)
+
+
+PrioritizedBuffer = with_columns("PrioritizedBuffer", WithPriorities, TransitionReplayBuffer, "priorities")
+PrioritizedDictBuffer = with_columns("PrioritizedDictBuffer", WithPriorities, TransitionDictReplayBuffer, "priorities")
+PrioritizedNStepBuffer = with_columns("PrioritizedNStepBuffer", WithPriorities, NStepBuffer, "priorities")
+PrioritizedNStepDictBuffer = with_columns("PrioritizedNStepDictBuffer", WithPriorities, NStepDictBuffer, "priorities")
+
+
+def _refuse_buffer(*_: Any, **__: Any) -> Any:
+    words = "replay is prioritized, which goes neither with HerReplayBuffer nor with optimize_memory_usage"
+    raise ConfigError(f"{words}; accepted: uniform, or one of them off", key="replay")
+
+
+NOT_PRIORITIZED: Mapping[Any, Any] = dict.fromkeys((CompactBuffer, HindsightBuffer), _refuse_buffer)
+
+
+# --- Algorithms ------------------------------------------------------------------------------------------------------
+
+# The replay buffers of SB3's own loop -> the buffers here that those with priorities take the place of.
+_OF_SB3: dict[type[Any], type[Any]] = {
+    ReplayBuffer: TransitionReplayBuffer,
+    DictReplayBuffer: TransitionDictReplayBuffer,
+    NStepReplayBuffer: NStepBuffer,
+}
+
+
+class DrawsByPriority(OffPolicyAlgorithm):
+    """What DQN and QR-DQN share that draw transitions by their priorities.
+
+    Args:
+        arguments: of the algorithm.
+        replay: how minibatches are drawn: `uniform`, or `prioritized`.
+        replay_alpha: power of the TD errors in priorities; 0: all transitions are drawn as often.
+        replay_beta: power of the importance weights at the beginning; it grows to 1 until the end.
+        settings: of the algorithm.
+
+    Raises:
+        ConfigError: there is no such way.
+    """
+
+    # how minibatches are drawn -> classes of replay buffers -> those that it needs in their place
+    buffers_by_replay: ClassVar[Mapping[str, Mapping[Any, Any]]] = {
+        "uniform": {},
+        "prioritized": {
+            **{TransitionReplayBuffer: PrioritizedBuffer, TransitionDictReplayBuffer: PrioritizedDictBuffer},
+            **{NStepBuffer: PrioritizedNStepBuffer, NStepDictBuffer: PrioritizedNStepDictBuffer},
+            **NOT_PRIORITIZED,
+        },
+    }
+    replay_buffer: Any
+
+    def __init__(
+        self,
+        *arguments: Any,
+        replay: str = "uniform",
+        replay_alpha: float = 0.6,
+        replay_beta: float = 0.4,
+        **settings: Any,
+    ) -> None:
+        require_known(replay, self.buffers_by_replay, f"replay is {shown(replay)}", "replay")
+        self.replay, self.replay_alpha, self.replay_beta = replay, replay_alpha, replay_beta
+        super().__init__(*arguments, **settings)
+
+    @property
+    def replay_buffers(self) -> Mapping[Any, Any]:
+        """The buffers that take the place of others; see `AlgorithmTraits`."""
+        return self.buffers_by_replay[self.replay]
+
+    @staticmethod
+    def bytes_per_transition(values: Mapping[str, Any]) -> int:
+        """See `AlgorithmTraits.bytes_per_transition`: a sum tree has up to four numbers for each."""
+        return 4 * 8 if values.get("replay") == "prioritized" else 0
+
+    @override
+    def _setup_model(self) -> None:
+        given = self.replay_buffer_class
+        super()._setup_model()
+        stock, own = self.replay_buffer, self.replay_buffers
+        if given is None and own and stock is not None:  # for SB3's own loop
+            settings = {"device": self.device, "n_envs": self.n_envs, **self.replay_buffer_kwargs}
+            make = own[CompactBuffer if self.optimize_memory_usage else _OF_SB3[type(stock)]]
+            self.replay_buffer = make(self.buffer_size, self.observation_space, self.action_space, **settings)
+
+    # --- Updates -----------------------------------------------------------------------------------------------------
+
+    def importance_weights(self, rows: int) -> FloatArray:
+        """(rows,) float32 weights of the latest minibatch, 1 for the rarest: those of the paper over their maximum."""
+        buffer = self.replay_buffer
+        if not isinstance(buffer, WithPriorities):
+            return np.ones(rows, np.float32)
+        beta = 1 - (1 - self.replay_beta) * self._current_progress_remaining
+        weights: Array = (buffer.drawn_priorities.min() / buffer.drawn_priorities) ** beta
+        return weights.astype(np.float32)
+
+    def note_errors(self, errors: FloatArray) -> None:
+        """Set the priorities of the latest minibatch, by the sizes of its TD errors, (rows,)."""
+        if isinstance(self.replay_buffer, WithPriorities):
+            self.replay_buffer.update_priorities((errors.astype(np.float64) + _LEAST_ERROR) ** self.replay_alpha)
+
+    def losses(self, samples: Any) -> tuple[th.Tensor, th.Tensor]:
+        """Return the loss of each transition of a minibatch, (rows,), and the size of its TD error."""
+        raise NotImplementedError
+
+    @override
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        algorithm: Any = self
+        if not isinstance(self.replay_buffer, WithPriorities) or algorithm.kernels() is not None:
+            super().train(gradient_steps=gradient_steps, batch_size=batch_size)
+            return
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        losses = []
+        for _ in range(gradient_steps):
+            of_each, errors = self.losses(self.replay_buffer.sample(batch_size, env=self._vec_normalize_env))
+            loss = (th.as_tensor(self.importance_weights(len(of_each)), device=self.device) * of_each).mean()
+            losses.append(loss.item())
+            self.policy.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            if algorithm.max_grad_norm is not None:
+                th.nn.utils.clip_grad_norm_(self.policy.parameters(), algorithm.max_grad_norm)
+            self.policy.optimizer.step()
+            self.note_errors(errors.detach().cpu().numpy())
+        self._n_updates += gradient_steps
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/loss", np.mean(losses))
