@@ -170,6 +170,7 @@ def canonical_settings(given: Mapping[str, Any], of_algorithm: Collection[str] =
             if canonical in found:
                 raise given_twice(canonical, found[canonical][0], written)
             found[canonical] = (written, canonical_value(name, value))
+    found = {name: given for name, given in found.items() if given[1] is not NOT_SET}
     for name, (written, _) in found.items():
         whole, _, part = name.rpartition(".")
         mapping = found.get(whole, ("", None))[1]

@@ -19,7 +19,14 @@ from marl_sb3.core.off_policy.replay import (
 from marl_sb3.core.sb3.inference import q_values
 from marl_sb3.core.state.state import TensorFile
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.extensions.fast.prioritized import NOT_PRIORITIZED, WithPriorities, with_columns
+from marl_sb3.extensions.fast.prioritized import (
+    NOT_PRIORITIZED,
+    PrioritizedBuffer,
+    PrioritizedDictBuffer,
+    PrioritizedNStepBuffer,
+    PrioritizedNStepDictBuffer,
+    with_columns,
+)
 from marl_sb3.extensions.fast.replay import DQN, QLearning
 from marl_sb3.extensions.fast.update_path import LearnsInTrainings
 from marl_sb3.types import Array, BoolArray
@@ -86,15 +93,15 @@ MaskedNStepBuffer = with_columns("MaskedNStepBuffer", WithMasks, NStepBuffer, "n
 MaskedNStepDictBuffer = with_columns("MaskedNStepDictBuffer", WithMasks, NStepDictBuffer, "next_masks")
 MaskedCompactBuffer = with_columns("MaskedCompactBuffer", WithMasks, CompactBuffer, "next_masks")
 MaskedHindsightBuffer = with_columns("MaskedHindsightBuffer", WithMasks, HindsightBuffer, "next_masks")
-PrioritizedMaskedBuffer = with_columns("PrioritizedMaskedBuffer", WithPriorities, MaskedReplayBuffer, "priorities")
-PrioritizedMaskedDictBuffer = with_columns(
-    "PrioritizedMaskedDictBuffer", WithPriorities, MaskedDictReplayBuffer, "priorities"
+MaskedPrioritizedBuffer = with_columns("MaskedPrioritizedBuffer", WithMasks, PrioritizedBuffer, "next_masks")
+MaskedPrioritizedDictBuffer = with_columns(
+    "MaskedPrioritizedDictBuffer", WithMasks, PrioritizedDictBuffer, "next_masks"
 )
-PrioritizedMaskedNStepBuffer = with_columns(
-    "PrioritizedMaskedNStepBuffer", WithPriorities, MaskedNStepBuffer, "priorities"
+MaskedPrioritizedNStepBuffer = with_columns(
+    "MaskedPrioritizedNStepBuffer", WithMasks, PrioritizedNStepBuffer, "next_masks"
 )
-PrioritizedMaskedNStepDictBuffer = with_columns(
-    "PrioritizedMaskedNStepDictBuffer", WithPriorities, MaskedNStepDictBuffer, "priorities"
+MaskedPrioritizedNStepDictBuffer = with_columns(
+    "MaskedPrioritizedNStepDictBuffer", WithMasks, PrioritizedNStepDictBuffer, "next_masks"
 )
 
 
@@ -111,10 +118,10 @@ class MaskedQLearning(LearnsInTrainings, QLearning):
             **{CompactBuffer: MaskedCompactBuffer, HindsightBuffer: MaskedHindsightBuffer},
         },
         "prioritized": {
-            TransitionReplayBuffer: PrioritizedMaskedBuffer,
-            TransitionDictReplayBuffer: PrioritizedMaskedDictBuffer,
-            NStepBuffer: PrioritizedMaskedNStepBuffer,
-            NStepDictBuffer: PrioritizedMaskedNStepDictBuffer,
+            TransitionReplayBuffer: MaskedPrioritizedBuffer,
+            TransitionDictReplayBuffer: MaskedPrioritizedDictBuffer,
+            NStepBuffer: MaskedPrioritizedNStepBuffer,
+            NStepDictBuffer: MaskedPrioritizedNStepDictBuffer,
             **NOT_PRIORITIZED,
         },
     }

@@ -37,22 +37,23 @@ class WithPriorities(TransitionBuffer):
     """Mixin for a replay buffer: draws transitions in proportion to their priorities.
 
     Attributes:
-        priorities: (lines, rows) float64, 0 where there is no transition; the numbers of the sum tree.
         drawn_priorities: (batch,) float64; those of the latest minibatch.
     """
 
-    priorities: Array
     drawn_priorities: Array
     highest: float = 1.0  # priority so far, which new transitions get
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        shape = self.buffer_size, self.n_envs
-        capacity = 2 ** (self.buffer_size * self.n_envs - 1).bit_length()
-        self._tree = np.zeros(2 * capacity)
-        self.priorities = self._tree[capacity : capacity + self.buffer_size * self.n_envs].reshape(shape)
+        self._tree = np.zeros(2 * 2 ** (self.buffer_size * self.n_envs - 1).bit_length())
         self._summed_up = False  # whether the tree has the sums of what was put into `priorities`
         self._drawn: Array = np.zeros(0, np.int64)
+
+    @property
+    def priorities(self) -> Array:
+        """(lines, rows) float64, 0 where there is no transition; a view of the numbers of the sum tree."""
+        numbers = self._tree[len(self._tree) // 2 :][: self.buffer_size * self.n_envs]
+        return numbers.reshape(self.buffer_size, self.n_envs)
 
     @override
     def _put_observations(self, places: Any, added: Transitions) -> None:
@@ -209,6 +210,7 @@ class DrawsByPriority(OffPolicyAlgorithm):
             settings = {"device": self.device, "n_envs": self.n_envs, **self.replay_buffer_kwargs}
             make = own[CompactBuffer if self.optimize_memory_usage else _OF_SB3[type(stock)]]
             self.replay_buffer = make(self.buffer_size, self.observation_space, self.action_space, **settings)
+            self.replay_buffer_class = None  # in files, too
 
     # --- Updates -----------------------------------------------------------------------------------------------------
 

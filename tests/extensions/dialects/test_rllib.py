@@ -40,6 +40,15 @@ RENAMED_VALUES: dict[str, tuple[Any, Any]] = {
     "twin_q": (True, {"policy_kwargs": {"n_critics": 2}}),
     "adam_epsilon": (1e-5, {"policy_kwargs": {"optimizer_kwargs": {"eps": 1e-5}}}),
     "initial_alpha": (0.5, {"ent_coef": "auto_0.5"}),
+    "dueling": (True, {"policy_kwargs": {"dueling": True}}),
+    "prioritized_replay": (True, {"replay": "prioritized"}),
+    "prioritized_replay_alpha": (0.5, {"replay_alpha": 0.5}),
+    "replay_buffer_config.prioritized_replay_alpha": (0.5, {"replay_alpha": 0.5}),
+    "replay_buffer_config.alpha": (0.5, {"replay_alpha": 0.5}),
+    "replay_buffer_config.type": ("PrioritizedEpisodeReplayBuffer", {"replay": "prioritized"}),
+    "prioritized_replay_beta": (0.5, {"replay_beta": 0.5}),
+    "replay_buffer_config.prioritized_replay_beta": (0.5, {"replay_beta": 0.5}),
+    "replay_buffer_config.beta": (0.5, {"replay_beta": 0.5}),
     "replay_buffer_config.capacity": (99, {"buffer_size": 99}),
     "replay_buffer_config.replay_burn_in": (4, {"burn_in": 4}),
     "num_steps_sampled_before_learning_starts": (9, {"learning_starts": 9}),
@@ -65,7 +74,7 @@ FIELD_VALUES: dict[str, tuple[Any, str, Any]] = {
     "evaluation_config": ({"explore": False}, "evaluation.deterministic", True),
 }
 ALWAYS: dict[str, tuple[list[Any], str]] = NAMED["always"]
-ALGORITHMS = (stable_baselines3.PPO, stable_baselines3.A2C, stable_baselines3.SAC, marl_sb3.RecurrentDQN)
+ALGORITHMS = (stable_baselines3.PPO, stable_baselines3.A2C, stable_baselines3.SAC, marl_sb3.RecurrentDQN, marl_sb3.DQN)
 TABLES = {info.class_name: info.kinds for info in INFOS.values()}
 OWN_NAMES = {*ACCEPTED, *FLAT_NAMES, *(name for table in TABLES.values() for name in table)}
 
@@ -241,13 +250,17 @@ def test_the_entries_of_models_and_buffers_are_read_as_if_they_stood_alone(tmp_p
             config = load()
             assert config.hyperparameters == {"policy_kwargs": {"net_arch": [8, 8], "activation_fn": "relu"}}
             assert config.processing.previous_action
-    buffer = {"type": "EpisodeReplayBuffer", "capacity": 99}
+    buffer = {"type": "PrioritizedEpisodeReplayBuffer", "alpha": 0.5, "capacity": 99}
     given = {"algo": "dqn", "replay_buffer_config": buffer}
+    ours = {"replay": "prioritized", "replay_alpha": 0.5, "buffer_size": 99}
     for load in sources(given, tmp_path):
-        assert load().hyperparameters == {"buffer_size": 99}
-    assert load_config("e", settings={"p.replay_buffer_config": buffer}).own_settings["p"] == {"buffer_size": 99}
+        assert load().hyperparameters == ours
+    of_policy = {"algo": "dqn", "p.replay_buffer_config": buffer}
+    assert load_config("e", settings=of_policy).own_settings["p"] == ours
     (spec,) = policy_specs({"p": PolicySpec("dqn")}, ["p"], {"replay_buffer_config": buffer}, 1).values()
-    assert spec.hyperparameters == {"buffer_size": 99}
+    assert spec.hyperparameters == ours
+    plain = {"algo": "sac", "replay_buffer_config": {"type": "MultiAgentReplayBuffer", "alpha": 0, "capacity": 99}}
+    assert load_config("e", settings=plain).hyperparameters == {"buffer_size": 99}
 
 
 LAYERS = {"fcnet_hiddens": [8, 6], "fcnet_activation": "relu"}
@@ -406,7 +419,7 @@ def test_a_later_source_wins_by_whatever_name() -> None:
         ),
         ({"model": 3}, "model is 3; accepted: a mapping"),
         ({"vf_clip_param": 10}, "vf_clip_param is 10; accepted: null or inf; RLlib limits the squared error"),
-        ({"replay_buffer_config": {"type": "PrioritizedEpisodeReplayBuffer"}}, "with the same probability"),
+        ({"replay_buffer_config": {"type": "ReservoirReplayBuffer"}}, "uniformly or by priority"),
     ],
 )
 def test_what_cannot_be_translated_is_refused_with_its_place(

@@ -159,11 +159,12 @@ def bits(numbers: np.ndarray) -> np.ndarray:
     return np.unpackbits(numbers.astype(np.uint8).reshape(-1, 1), axis=1).astype(bool)
 
 
-def filled(name: str) -> Any:
+def filled(name: str, replay: str = "uniform") -> Any:
     """A buffer of two rows that has gone round once; the mask of an observation has the bits of its number."""
     space, settings = OF_BUFFERS[name]
     goals = {"goals": NoRewards()} if name == "HindsightBuffer" else {}
-    (kind,) = (own for stock, own in marl_sb3.MaskableDQN.replay_buffers.items() if stock.__name__ == name)
+    kinds = marl_sb3.MaskableDQN.buffers_by_replay[replay]
+    (kind,) = (own for stock, own in kinds.items() if stock.__name__ == name)
     buffer: Any = kind(60, space, spaces.Discrete(8), device="cpu", n_envs=2, **settings, **goals)
     for step in range(45):
         seen, following = (np.array([[1.0 + at], [101.0 + at]], np.float32) for at in (step, step + 1))
@@ -176,16 +177,30 @@ def filled(name: str) -> Any:
     return buffer
 
 
-@pytest.mark.parametrize("name", OF_BUFFERS)
-def test_every_buffer_draws_the_masks_of_the_next_observations_that_it_draws(name: str) -> None:
-    buffer = filled(name)
+@pytest.mark.parametrize(
+    ("name", "replay"),
+    [
+        *((name, "uniform") for name in OF_BUFFERS),
+        ("TransitionReplayBuffer", "prioritized"),
+        ("NStepBuffer", "prioritized"),
+    ],
+)
+def test_every_buffer_draws_the_masks_of_the_next_observations_that_it_draws(name: str, replay: str) -> None:
+    buffer = filled(name, replay)
     following = buffer.sample(200).next_observations
     following = following["observation"] if isinstance(following, dict) else following
     assert len(set(following[:, 0].tolist())) > 20
     np.testing.assert_array_equal(buffer.drawn_masks, bits(following.numpy()))
 
 
-@pytest.mark.parametrize("buffer", [*MaskedQLearning.replay_buffers.values(), TeamReplayBuffer, TeamDictReplayBuffer])
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        *MaskedQLearning.buffers_by_replay["uniform"].values(),
+        *[*MaskedQLearning.buffers_by_replay["prioritized"].values()][:4],
+        *(TeamReplayBuffer, TeamDictReplayBuffer),
+    ],
+)
 def test_a_replay_buffer_is_pickled_by_its_name(buffer: type) -> None:
     assert pickle.loads(pickle.dumps(buffer)) is buffer
 
