@@ -12,7 +12,7 @@ import copy
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,12 +21,12 @@ from stable_baselines3.common.callbacks import BaseCallback
 from typing_extensions import override
 
 from marl_sb3.core.acting.actor import Acted, ActingWatcher, Actor
-from marl_sb3.core.acting.policy import PolicyInputs
+from marl_sb3.core.acting.policy import Decision, PolicyInputs
 from marl_sb3.core.experience import Experience, ExperienceHook
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.off_policy.replay import ReplayExperience, Transitions, joined_transitions
 from marl_sb3.core.training.callback import TrainingCallback, named_errors, with_hook
-from marl_sb3.core.vec_env.observations import map_arrays, pairs
+from marl_sb3.core.vec_env.observations import joined_observations, map_arrays, pairs
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.extensions.hooks.trajectories import Trajectory
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
@@ -87,7 +87,6 @@ class _Step(NamedTuple):
     """One step of one env, in copies that steps of other envs share."""
 
     acted: Mapping[PolicyID, Acted]  # what each policy did in it, for all envs
-    env_index: int
     rewards: Array  # (E, A)
     ended: BoolArray  # (E, A)
     truncated: BoolArray  # (E, A)
@@ -102,10 +101,6 @@ class _EnvSteps:
         self.number = number  # of the next step
         # what all policies have done in the running step; None: it has not begun
         self.acted: Mapping[PolicyID, Acted] | None = None
-
-    def add(self, step: _Step) -> None:
-        self.steps.append(step)
-        self.number, self.acted = self.number + 1, None
 
     def known(self, begin: int, end: int) -> Iterator[tuple[int, _Step]]:
         """Yield the steps from `begin` to before `end` with their numbers, as far as they are kept."""
@@ -202,12 +197,11 @@ class TrajectoryRewriter(ActingWatcher):
     @override
     def before_step(self, step: VecStep, acted: Mapping[PolicyID, Acted], actions: Sequence[Array]) -> None:
         """Keep what the policies do. An env that does not step now has its actions for when it does."""
-        copied = {
-            policy_id: each._replace(
-                seen=map_arrays(np.array, each.seen), decision=each.decision._replace(**_copies(each.decision))
-            )
-            for policy_id, each in acted.items()
-        }
+        copied: dict[PolicyID, Acted] = {}
+        for policy_id, each in acted.items():
+            given = {name: array for name, array in each.decision._asdict().items() if array is not None}
+            chosen: Any = {name: np.array(array) for name, array in given.items() if name != "states"}
+            copied[policy_id] = each._replace(seen=map_arrays(np.array, each.seen), decision=Decision(**chosen))
         for env, acting in zip(self._envs, step.to_act.tolist(), strict=True):
             if env.acted is None or any(acting):
                 env.acted = copied
@@ -223,7 +217,8 @@ class TrajectoryRewriter(ActingWatcher):
         copies = step.rewards.copy(), ends, step.truncated.copy()
         for index in np.flatnonzero(step.stepped).tolist():
             env, infos = self._envs[index], copy.deepcopy(dict(step.infos[index]))
-            env.add(_Step(env.acted or {}, index, *copies, infos))
+            env.steps.append(_Step(env.acted or {}, *copies, infos))
+            env.number, env.acted = env.number + 1, None
         for noted in self._noted.values() if ends.any() else ():
             rows = noted.experience.actor.rows
             ended, truncated = rows.of_agents(ends), rows.of_agents(step.truncated)
@@ -462,7 +457,7 @@ class TrajectoryRewriter(ActingWatcher):
             self._first_env + env_index,
             np.array(numbers),
             last_end,
-            _stacked([map_arrays(lambda array: array[row], acted.seen) for _, acted in turns]),
+            joined_observations([map_arrays(lambda array: array[row : row + 1], acted.seen) for _, acted in turns]),
             np.stack([actions[row] for actions in chosen]),
             np.array(paid, np.float32),
             np.ones(len(turns), dtype=np.bool_),
@@ -478,14 +473,11 @@ class _Others(Mapping[AgentID, Trajectory]):
     """What the other agents of an env did in some steps; each is looked up when it is asked for."""
 
     def __init__(self, agents: Sequence[AgentID], env_index: int, begin: int, end: int, traces: Any) -> None:
-        of_agent = partial(traces.of_other, env_index=env_index, begin=begin, end=end)
-        self._found: dict[AgentID, Trajectory | None] = {}
-        self._agents, self._of_agent = agents, of_agent
+        self._agents = agents
+        self._of_agent = cache(partial(traces.of_other, env_index=env_index, begin=begin, end=end))
 
     def __getitem__(self, agent: AgentID) -> Trajectory:
-        if agent not in self._found:
-            self._found[agent] = self._of_agent(agent) if agent in self._agents else None
-        found = self._found[agent]
+        found: Trajectory | None = self._of_agent(agent) if agent in self._agents else None
         if found is None:
             raise KeyError(agent)
         return found
@@ -497,19 +489,8 @@ class _Others(Mapping[AgentID, Trajectory]):
         return sum(1 for _ in self)
 
 
-def _copies(decision: Any) -> dict[str, Any]:
-    names = ("actions", "learned", "values", "log_probs")
-    return {name: None if getattr(decision, name) is None else np.array(getattr(decision, name)) for name in names}
-
-
 def _of_row(arrays: Sequence[Any], row: int) -> Array | None:
     return None if any(array is None for array in arrays) else np.array([array[row] for array in arrays], np.float32)
-
-
-def _stacked(observations: Sequence[Any]) -> Observations:
-    if isinstance(observations[0], Mapping):
-        return {key: np.stack([each[key] for each in observations]) for key in observations[0]}
-    return np.stack(observations)
 
 
 def _estimated(actor: Actor, observations: Observations) -> Array:
