@@ -145,11 +145,9 @@ class _LikelihoodWithMemory(_Likelihood):
 
     @override
     def _distribution(self, batch: Minibatch) -> Any:
-        lstm = self.policy.lstm_actor
-        zeros = th.zeros(lstm.num_layers, batch.sequences, lstm.hidden_size, device=self.policy.device)
-        starts = th.zeros(len(batch.actions), device=self.policy.device)
+        states, starts = _at_start(self.policy, batch.sequences)
         masks = {} if batch.masks is None else {"action_masks": batch.masks}
-        return self.policy.get_distribution(batch.observations, (zeros, zeros), starts, **masks)[0]
+        return self.policy.get_distribution(batch.observations, states, starts, **masks)[0]
 
 
 # Tanh reaches its bounds only at infinity: recorded actions at a bound are taken to be this far inside.
@@ -234,14 +232,8 @@ class _QValuesWithMemory(_QValues):
         return self._net(batch.observations, states, starts)  # type: ignore[no-any-return]
 
 
-class _SquashedWithMemory(_SquashedLikelihood):
+class _SquashedWithMemory(_LikelihoodWithMemory, _SquashedLikelihood):
     """RecurrentSAC: as SAC, over whole episodes from their start."""
-
-    in_sequences = True
-
-    @override
-    def _distribution(self, batch: Minibatch) -> Any:
-        return self.policy.get_distribution(batch.observations, *_at_start(self.policy, batch.sequences))[0]
 
 
 def _at_start(policy: Any, rows: int) -> tuple[tuple[th.Tensor, th.Tensor], th.Tensor]:
