@@ -165,10 +165,10 @@ class TrajectoryRewriter(ActingWatcher):
     ) -> None:
         self.hook: Any = hook
         self._first_env = first_env
-        self._places_of: dict[AgentID, list[tuple[PolicyRows, int, int]]] = {}
+        self._places_of: dict[AgentID, list[tuple[PolicyRows, int]]] = {}
         for rows in (actor.rows for actor in actors):
-            for index, (agent, column) in enumerate(zip(rows.agents, rows.agent_columns, strict=True)):
-                self._places_of.setdefault(agent, []).append((rows, index, column))
+            for index, agent in enumerate(rows.agents):
+                self._places_of.setdefault(agent, []).append((rows, index))
         self._envs = [_EnvSteps(first_step) for _ in range(actors[0].rows.num_envs)]
         self._noted: dict[PolicyID, _Noted] = {}
 
@@ -407,36 +407,27 @@ class TrajectoryRewriter(ActingWatcher):
             end: number of the step after the last one of the trajectory.
             arrays: those of the trajectory by their names.
         """
-        steps = np.array([turn.began for turn in turns])
-        env_index, index = divmod(row, len(actor.rows.agents))
-        agent = actor.rows.agents[index]
-        trajectory = Trajectory(
-            actor.rows.policy_id,
-            agent,
-            self._first_env + env_index,
-            steps,
-            end,
-            keep=np.ones(len(steps), dtype=np.bool_),
-            infos=self._infos(agent, env_index, [*steps.tolist(), end]),
-            others=_Others([other for other in self._places_of if other != agent], env_index, int(steps[0]), end, self),
-            has_ended=turns[-1].ended,
-            truncated=turns[-1].truncated,
-            **arrays,
-        )
+        ends = {"has_ended": turns[-1].ended, "truncated": turns[-1].truncated}
+        trajectory = self._made(actor.rows, row, [turn.began for turn in turns], end, **ends, **arrays)
+        others = [other for other in self._places_of if other != trajectory.agent]
+        trajectory.others = _Others(others, row // len(actor.rows.agents), turns[0].began, end, self)
         self.hook(trajectory)
         return trajectory
 
-    def _infos(self, agent: AgentID, env_index: int, bounds: Sequence[int]) -> list[Mapping[str, Any]]:
-        """Return the last info of an agent from each of these numbers to before the next one."""
-        known = [self._envs[env_index].known(*each) for each in pairwise(bounds)]
-        found = [[step.infos[agent] for _, step in steps if agent in step.infos] for steps in known]
-        return [infos[-1] if infos else {} for infos in found]
+    def _made(self, rows: PolicyRows, row: int, steps: Sequence[int], end: int, **told: Any) -> Trajectory:
+        """Make the trajectory of a row, with the last info of its agent from each of these steps to before the next."""
+        env_index, index = divmod(row, len(rows.agents))
+        agent, keep = rows.agents[index], np.ones(len(steps), dtype=np.bool_)
+        known = [self._envs[env_index].known(*each) for each in pairwise([*steps, end])]
+        found = [[step.infos[agent] for _, step in each if agent in step.infos] for each in known]
+        infos = [each[-1] if each else {} for each in found]
+        env_index += self._first_env
+        return Trajectory(rows.policy_id, agent, env_index, np.array(steps), end, keep=keep, infos=infos, **told)
 
     def of_other(self, agent: AgentID, env_index: int, begin: int, end: int) -> Trajectory | None:
         """Return what an agent did in an env from step `begin` to before `end`; None if it did not act."""
         env, turns = self._envs[env_index], list[tuple[int, Acted]]()
-        for place in self._places_of[agent]:  # of each policy that may play it
-            rows, index, column = place
+        for rows, index in self._places_of[agent]:  # of each policy that may play it
             row, own = env_index * len(rows.agents) + index, rows.policy_id
             known = [(number, step.acted[own]) for number, step in env.known(begin, end) if own in step.acted]
             turns = [(number, acted) for number, acted in known if acted.acting[row]]
@@ -444,26 +435,23 @@ class TrajectoryRewriter(ActingWatcher):
                 break
         if not turns:
             return None
-        numbers = [number for number, _ in turns]
-        last_end = next((n + 1 for n, step in env.known(numbers[-1], end) if step.ended[env_index, column]), end)
-        bounds = [*numbers, last_end]
-        paid = [sum(float(s.rewards[env_index, column]) for _, s in env.known(*each)) for each in pairwise(bounds)]
-        last = [step for _, step in env.known(numbers[-1], last_end)]
+        column, numbers = rows.agent_columns[index], [number for number, _ in turns]
         decisions = [acted.decision for _, acted in turns]
-        chosen = [d.actions if d.learned is None else d.learned for d in decisions]
-        return Trajectory(
-            rows.policy_id,
-            agent,
-            self._first_env + env_index,
-            np.array(numbers),
+        seen = [map_arrays(lambda array: array[row : row + 1], acted.seen) for _, acted in turns]
+        last_end = next((n + 1 for n, step in env.known(numbers[-1], end) if step.ended[env_index, column]), end)
+        spans = [env.known(*each) for each in pairwise([*numbers, last_end])]
+        paid = [sum(float(step.rewards[env_index, column]) for _, step in span) for span in spans]
+        last = [step for _, step in env.known(numbers[-1], last_end)]
+        return self._made(
+            rows,
+            row,
+            numbers,
             last_end,
-            joined_observations([map_arrays(lambda array: array[row : row + 1], acted.seen) for _, acted in turns]),
-            np.stack([actions[row] for actions in chosen]),
-            np.array(paid, np.float32),
-            np.ones(len(turns), dtype=np.bool_),
-            _of_row([decision.values for decision in decisions], row),
-            _of_row([decision.log_probs for decision in decisions], row),
-            self._infos(agent, env_index, bounds),
+            observations=joined_observations(seen),
+            actions=np.stack([(each.actions if each.learned is None else each.learned)[row] for each in decisions]),
+            rewards=np.array(paid, np.float32),
+            values=_of_row([decision.values for decision in decisions], row),
+            log_probs=_of_row([decision.log_probs for decision in decisions], row),
             has_ended=any(step.ended[env_index, column] for step in last),
             truncated=any(step.truncated[env_index, column] for step in last),
         )
