@@ -21,7 +21,7 @@ from marl_sb3.core.state.randomness import generator
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.extensions.data.demonstrations import demonstrations
-from marl_sb3.extensions.data.imitation import Minibatch, action_loss
+from marl_sb3.extensions.data.imitation import Minibatch, action_loss, require_masks
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ class Cloning(Stateful):
         self._loss = action_loss(learner.policy_id, algorithm, takes_masks=learner.actor.policy.takes_masks)
         self._data = demonstrations(episodes, learner.rows, learner.processing, algorithm, learn=learn)
         self.checksum = self._data.checksum()
-        self._loss.require_masks(self._data)
+        if learner.actor.policy.takes_masks:
+            require_masks(self._data, learner.policy_id, algorithm)
         self._random = np.random.default_rng(seed)
         self._train, self._validation = _split(len(episodes), options.validation, self._random)
         self.num_episodes = len(self._train), len(self._validation)

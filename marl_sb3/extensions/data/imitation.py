@@ -57,22 +57,16 @@ class ActionLoss:
     """What behaviour cloning minimises for one kind of policy: a loss of each recorded action.
 
     Args:
-        policy_id: its id, for messages.
         algorithm: the SB3 algorithm of the policy.
         takes_masks: whether the policy needs action masks.
     """
 
     in_sequences: ClassVar[bool] = False  # whether the policy has memory: then minibatches are whole episodes
 
-    def __init__(self, policy_id: PolicyID, algorithm: Any, takes_masks: bool) -> None:
+    def __init__(self, algorithm: Any, takes_masks: bool) -> None:
         self.algorithm = algorithm
         self.policy = algorithm.policy
-        self._policy_id, self._takes_masks = policy_id, takes_masks
-
-    def require_masks(self, data: Demonstrations) -> None:
-        """Refuse data without action masks for a policy that needs them."""
-        if self._takes_masks:
-            require_masks(data, self._policy_id, self.algorithm)
+        self._takes_masks = takes_masks
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters that are trained."""
@@ -266,7 +260,7 @@ def action_loss(policy_id: PolicyID, algorithm: Any, *, takes_masks: bool = Fals
         words = f"{type(algorithm.policy).__name__} of {type(algorithm).__name__} cannot be trained on recorded actions"
         accepted = "a policy with get_distribution, with Q values of actions, or with an actor, as SB3's have"
         raise ConfigError(f"policy {policy_id!r}: {words}; accepted: {accepted}", key="algo")
-    return found(policy_id, algorithm, takes_masks)
+    return found(algorithm, takes_masks)
 
 
 # --- Beside the loss of an algorithm with rollouts --------------------------------------------------------------------
