@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
+from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -163,9 +164,7 @@ class _WatchedEpisode(MappedEpisode):
         return super().__getattribute__(name)
 
 
-_TRIED = [
-    (e, n) for e in range(4) for n in range(4)
-]  # env index and number of the episodes that a function is tried in
+_TRIED = list(product(range(4), range(4)))  # env index and number of the episodes that a function is tried in
 
 
 class FunctionAssignment(Assignment):
@@ -198,13 +197,9 @@ class FunctionAssignment(Assignment):
         watched = {agent: _WatchedEpisode(0, 0, assignment_rng(0, 0, 0)) for group in groups for agent in group}
         first = {agent: self._answer(agent, episode) for agent, episode in watched.items()}
         varying = {agent for agent, episode in watched.items() if episode.was_read}
+        fixed = {agent: answer for agent, answer in first.items() if agent not in varying}
         named = [
-            {
-                self._tried(agent, *each, None if agent in varying else first[agent])
-                for agent in group
-                for each in _TRIED
-            }
-            for group in groups
+            {self._tried(agent, *each, fixed.get(agent)) for agent in group for each in _TRIED} for group in groups
         ]
         unnamed = [policy_id for policy_id in self._policy_ids if not any(policy_id in own for own in named)]
         varied = [own for own, group in zip(named, groups, strict=True) if varying.intersection(group)]
@@ -416,16 +411,8 @@ class AssignedRunner(LocalRunner):
 
     @override
     def read_state(self, saved: StateReader) -> Callable[[], dict[int, str]]:
-        put_envs, put_assignment = super().read_state(saved), self._read(saved.fields("assignment"), saved.num_envs)
-
-        def put() -> dict[int, str]:
-            put_assignment()
-            return put_envs()
-
-        return put
-
-    def _read(self, state: StateReader, num_envs: int) -> Callable[[], None]:
-        """Check the state of the assignment; with another number of envs, episodes are counted from 0 on."""
+        """With another number of envs, episodes are counted from 0 on."""
+        put_envs, state, num_envs = super().read_state(saved), saved.fields("assignment"), saved.num_envs
         state.require_names(["seed", "episodes", "plays", "own"])
         seed, episodes = state.integer("seed"), state.counts("episodes", (num_envs,))
         plays = state.array("plays", np.int64, (num_envs, len(self._candidates)), self._lowest)
@@ -435,12 +422,13 @@ class AssignedRunner(LocalRunner):
         own = state.fields("own")
         deepcopy(self._assignment).set_state(own)  # which refuses it, if anything does
 
-        def put() -> None:
+        def put() -> dict[int, str]:
             self._assignment.set_state(own)
             self._seed = seed
             if num_envs == self.env.num_envs:
                 self._episodes = episodes
                 self._plays = self.played = plays
+            return put_envs()
 
         return put
 

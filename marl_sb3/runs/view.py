@@ -13,7 +13,7 @@ from marl_sb3.core.training.results import ShowProgress
 from marl_sb3.envs.finding import importable_id
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.display.progress import Goals, no_episode_yet, training_view
-from marl_sb3.extensions.display.screen import in_notebook, standard_console
+from marl_sb3.extensions.display.screen import standard_console
 from marl_sb3.extensions.display.tables import (
     CUSTOM,
     MOST_AGENTS,
@@ -69,7 +69,7 @@ def execute_and_show(run: Run, callbacks: Sequence[BaseCallback] = (), most_agen
         most_agents,
         run.algorithm.tracker.longest_running,
     )
-    progress = ShowProgress(training_view(console, config.env, goals, keep=in_notebook()))
+    progress = ShowProgress(training_view(console, config.env, goals, keep=console.is_jupyter))
     try:
         execute(run, [*callbacks, progress])
     except BaseException:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch as th
 
+from marl_sb3.core.config.settings import PolicySection
 from marl_sb3.core.config.values import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, require
 from marl_sb3.core.learners.learner import Learner
 from marl_sb3.core.metrics.names import Result
@@ -19,7 +21,7 @@ from marl_sb3.core.state.randomness import generator
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.extensions.data.demonstrations import demonstrations
-from marl_sb3.extensions.data.imitation import Minibatch, action_loss
+from marl_sb3.extensions.data.imitation import Minibatch, action_loss, require_masks
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ _SQUARES = ("step", "exp_avg_sq")  # of Adam, which are never negative
 
 
 @dataclass(frozen=True)
-class CloningOptions:
+class CloningOptions(PolicySection):
     """How policies are cloned."""
 
     epochs: PositiveInt = 100  # maximum number of passes over the data
@@ -43,9 +45,7 @@ class CloningOptions:
     entropy_coefficient: NonNegativeFloat = 0.0  # weight of the policy's entropy, subtracted from its loss
 
     def __post_init__(self) -> None:
-        kinds = {"epochs": PositiveInt, "batch_size": PositiveInt, "learning_rate": PositiveFloat}
-        kinds |= {"validation": Fraction, "patience": PositiveInt, "entropy_coefficient": NonNegativeFloat}
-        for name, kind in kinds.items():
+        for name, kind in self.kinds().items():
             require(name, getattr(self, name), kind)
         if self.validation == 1:
             raise ConfigError(
@@ -100,7 +100,8 @@ class Cloning(Stateful):
         self._loss = action_loss(learner.policy_id, algorithm, takes_masks=learner.actor.policy.takes_masks)
         self._data = demonstrations(episodes, learner.rows, learner.processing, algorithm, learn=learn)
         self.checksum = self._data.checksum()
-        self._loss.require_masks(self._data)
+        if learner.actor.policy.takes_masks:
+            require_masks(self._data, learner.policy_id, algorithm)
         self._random = np.random.default_rng(seed)
         self._train, self._validation = _split(len(episodes), options.validation, self._random)
         self.num_episodes = len(self._train), len(self._validation)
@@ -151,17 +152,12 @@ class Cloning(Stateful):
 
     def finish(self) -> None:
         """Give the policy the weights of the best pass, and its target networks the same."""
-        self._put(self._best)
+        self._algorithm.policy.load_state_dict(self._best)
         self._loss.finish()
         reset_optimizers(self._algorithm)
 
     def _copies(self) -> dict[str, th.Tensor]:
-        return {name: tensor.clone() for name, tensor in self._algorithm.policy.state_dict().items()}
-
-    def _put(self, weights: Mapping[str, th.Tensor]) -> None:
-        with th.no_grad():
-            for name, tensor in self._algorithm.policy.state_dict().items():
-                tensor.copy_(weights[name])
+        return deepcopy(self._algorithm.policy.state_dict())
 
     # --- State -------------------------------------------------------------------------------------------------------
 
@@ -176,22 +172,22 @@ class Cloning(Stateful):
         try:
             yield
         finally:
-            self._put(present)
+            self._algorithm.policy.load_state_dict(present)
 
     @property
     def _weights(self) -> dict[str, Array]:
-        return {name: tensor.cpu().numpy().copy() for name, tensor in self._algorithm.policy.state_dict().items()}
+        return {name: tensor.cpu().numpy() for name, tensor in self._copies().items()}
 
     @_weights.setter
     def _weights(self, weights: Mapping[str, Array]) -> None:
         self._best = self._copies()
-        self._put({name: th.as_tensor(array) for name, array in weights.items()})
+        self._algorithm.policy.load_state_dict({name: th.as_tensor(array) for name, array in weights.items()})
 
     @property
     def _moments(self) -> dict[str, dict[str, Array]]:
         """What Adam keeps of each parameter; before its first gradient these are zeros."""
         found = {}
-        for place, parameter in enumerate(self._parameters):
+        for place, parameter in enumerate(self._optimizer.param_groups[0]["params"]):
             zeros = {"step": th.zeros(()), "exp_avg": th.zeros_like(parameter), "exp_avg_sq": th.zeros_like(parameter)}
             kept = {**zeros, **self._optimizer.state.get(parameter, {})}
             found[str(place)] = {name: value.detach().cpu().numpy().copy() for name, value in kept.items()}
@@ -199,14 +195,10 @@ class Cloning(Stateful):
 
     @_moments.setter
     def _moments(self, moments: Mapping[str, Mapping[str, Array]]) -> None:
-        for place, parameter in enumerate(self._parameters):
-            state = {name: th.as_tensor(array) for name, array in moments[str(place)].items()}
-            moved = {name: value if name == "step" else value.to(parameter.device) for name, value in state.items()}
-            self._optimizer.state[parameter] = moved
-
-    @property
-    def _parameters(self) -> list[th.nn.Parameter]:
-        return list(self._optimizer.param_groups[0]["params"])
+        state = {
+            int(place): {name: th.as_tensor(array) for name, array in kept.items()} for place, kept in moments.items()
+        }
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
 
     def check_state(self, values: Mapping[str, Any], state: StateReader) -> None:
         """See `Stateful.check_state`; with negative means of squares, Adam would divide by a NaN."""

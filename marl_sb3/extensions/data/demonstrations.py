@@ -175,7 +175,7 @@ def _observed(
     normalize: bool,
 ) -> Observations:
     """Return the (N + episodes, ...) observations of episodes, as the policy would have seen them."""
-    raw: list[Observations] = [rows.zero_based_observations.from_env(plain(each.observations)) for each in episodes]
+    raw: list[Observations] = [rows.zero_based_observations.from_env(each.observations) for each in episodes]
     sizes = np.array([len(of_episode) + 1 for of_episode in actions])
     if not processing.initial(1):  # nothing is remembered from one step to the next
         of_each = np.repeat(agents, sizes)
@@ -202,13 +202,6 @@ def _observed(
             paid = np.array([[episodes[each].rewards[step]] for each in acting], dtype=memory[REWARD].dtype)
             memory = {**memory, REWARD: paid}
     return seen
-
-
-def plain(observations: Any) -> Any:
-    """Return observations as an array, or as a dictionary of arrays."""
-    if isinstance(observations, Mapping):
-        return {key: np.asarray(array) for key, array in observations.items()}
-    return np.asarray(observations)
 
 
 # --- Are they of this policy? -----------------------------------------------------------------------------------------
@@ -260,8 +253,8 @@ def _require_values(episode: RecordedEpisode, rows: PolicyRows, path: Any) -> No
     """Refuse values that a network could not take."""
     where = f"policy {rows.policy_id!r}: {path}, episode {episode.episode_id} of {episode.agent}"
     steps = len(episode.actions)
-    parts = plain(episode.observations)
-    arrays: dict[str, Array] = parts if isinstance(parts, dict) else {"observations": parts}
+    seen = episode.observations
+    arrays = seen if isinstance(seen, Mapping) else {"observations": seen}
     sizes = {**{name: len(array) - 1 for name, array in arrays.items()}, "rewards": len(episode.rewards)}
     for name, size in sizes.items():
         if size != steps:

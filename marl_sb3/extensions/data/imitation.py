@@ -57,22 +57,16 @@ class ActionLoss:
     """What behaviour cloning minimises for one kind of policy: a loss of each recorded action.
 
     Args:
-        policy_id: its id, for messages.
         algorithm: the SB3 algorithm of the policy.
         takes_masks: whether the policy needs action masks.
     """
 
     in_sequences: ClassVar[bool] = False  # whether the policy has memory: then minibatches are whole episodes
 
-    def __init__(self, policy_id: PolicyID, algorithm: Any, takes_masks: bool) -> None:
+    def __init__(self, algorithm: Any, takes_masks: bool) -> None:
         self.algorithm = algorithm
         self.policy = algorithm.policy
-        self._policy_id, self._takes_masks = policy_id, takes_masks
-
-    def require_masks(self, data: Demonstrations) -> None:
-        """Refuse data without action masks for a policy that needs them."""
-        if self._takes_masks:
-            require_masks(data, self._policy_id, self.algorithm)
+        self._takes_masks = takes_masks
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters that are trained."""
@@ -145,11 +139,9 @@ class _LikelihoodWithMemory(_Likelihood):
 
     @override
     def _distribution(self, batch: Minibatch) -> Any:
-        lstm = self.policy.lstm_actor
-        zeros = th.zeros(lstm.num_layers, batch.sequences, lstm.hidden_size, device=self.policy.device)
-        starts = th.zeros(len(batch.actions), device=self.policy.device)
+        states, starts = _at_start(self.policy, batch.sequences)
         masks = {} if batch.masks is None else {"action_masks": batch.masks}
-        return self.policy.get_distribution(batch.observations, (zeros, zeros), starts, **masks)[0]
+        return self.policy.get_distribution(batch.observations, states, starts, **masks)[0]
 
 
 # Tanh reaches its bounds only at infinity: recorded actions at a bound are taken to be this far inside.
@@ -234,14 +226,8 @@ class _QValuesWithMemory(_QValues):
         return self._net(batch.observations, states, starts)  # type: ignore[no-any-return]
 
 
-class _SquashedWithMemory(_SquashedLikelihood):
+class _SquashedWithMemory(_LikelihoodWithMemory, _SquashedLikelihood):
     """RecurrentSAC: as SAC, over whole episodes from their start."""
-
-    in_sequences = True
-
-    @override
-    def _distribution(self, batch: Minibatch) -> Any:
-        return self.policy.get_distribution(batch.observations, *_at_start(self.policy, batch.sequences))[0]
 
 
 def _at_start(policy: Any, rows: int) -> tuple[tuple[th.Tensor, th.Tensor], th.Tensor]:
@@ -274,7 +260,7 @@ def action_loss(policy_id: PolicyID, algorithm: Any, *, takes_masks: bool = Fals
         words = f"{type(algorithm.policy).__name__} of {type(algorithm).__name__} cannot be trained on recorded actions"
         accepted = "a policy with get_distribution, with Q values of actions, or with an actor, as SB3's have"
         raise ConfigError(f"policy {policy_id!r}: {words}; accepted: {accepted}", key="algo")
-    return found(policy_id, algorithm, takes_masks)
+    return found(algorithm, takes_masks)
 
 
 # --- Beside the loss of an algorithm with rollouts --------------------------------------------------------------------

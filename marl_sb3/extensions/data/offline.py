@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -121,9 +120,8 @@ def _complete(buffer: Any, data: Demonstrations) -> None:
 
 def _refuse_others(options: CloningOptions, algorithm: str) -> None:
     """Refuse options that are of cloning alone."""
-    for option in dataclasses.fields(options):
-        name, value = option.name, getattr(options, option.name)
-        if name != "epochs" and value != option.default:
+    for name, value in options.changed().items():
+        if name != "epochs":
             own = f"its own {name}, as --set {name}={value!r}" if name in ("batch_size", "learning_rate") else "epochs"
             words = f"{name} is {value!r}, but it is of cloning, and {algorithm} learns from the data by its own losses"
             raise ConfigError(f"{words}; accepted: {own}", key=name)

@@ -155,8 +155,8 @@ class ImitationData(LearnerPart):
         self._learner = learner
         self._recorded = RecordedData(str(settings.imitation_data), "imitation_data", learner.rows)
         takes_masks = learner.actor.policy.takes_masks
-        self._of_actions = action_loss(learner.policy_id, learner.algorithm, takes_masks=takes_masks)
-        self.loss = ImitationLoss(self._of_actions, coefficient, seed)
+        of_actions = action_loss(learner.policy_id, learner.algorithm, takes_masks=takes_masks)
+        self.loss = ImitationLoss(of_actions, coefficient, seed)
         self.states = {"imitation": self.loss, "recorded": self._recorded}
 
     @override
@@ -164,7 +164,8 @@ class ImitationData(LearnerPart):
         if self.loss.data is not None:
             return
         learner, data = self._learner, self._read()
-        self._of_actions.require_masks(data)
+        if learner.actor.policy.takes_masks:
+            require_masks(data, learner.policy_id, learner.algorithm)
         self.loss.data = data
         if learner.processing.normalizer is None:
             self._recorded.forget()
@@ -204,28 +205,18 @@ class ReplayData(LearnerPart):
 
     @override
     def read(self) -> None:
-        if self._has_read:
-            return
-        learner = self._learner
-        is_new = learner.algorithm.num_timesteps == 0 and learner.buffer.num_transitions == 0
-        if is_new or self._share is not None:
-            self._add(learn=is_new)
+        """Put the transitions into the replay buffer of a new training, or into one beside it, once."""
+        learner, buffer = self._learner, self._learner.buffer
+        is_new = learner.algorithm.num_timesteps == 0 and buffer.num_transitions == 0
+        if not self._has_read and (is_new or self._share is not None):
+            # Running statistics take them in as those of the policy's own.
+            data = self._recorded.read(learner.processing, learner.algorithm, learn=is_new, normalize=False)
+            self._recorded.forget()
+            if learner.actor.policy.takes_masks and learner.actor.policy.needs_masks:
+                require_masks(data, learner.policy_id, learner.algorithm)
+            if self._share is not None:
+                longest = max(map(len, columns_of(data, learner.rows)))
+                buffer = self._make_buffer(size=longest * learner.rows.num_rows)
+                learner.buffer.sample = drawing_from_both(learner.buffer, buffer, self._share)
+            fill(buffer, data, learner.rows, "replay_data")
         self._has_read = True
-
-    def _add(self, *, learn: bool) -> None:
-        """Put the transitions into the replay buffer, or into one beside it.
-
-        Args:
-            learn: whether running statistics take them in, as those of the policy's own.
-        """
-        learner = self._learner
-        data = self._recorded.read(learner.processing, learner.algorithm, learn=learn, normalize=False)
-        self._recorded.forget()
-        if learner.actor.policy.takes_masks and learner.actor.policy.needs_masks:
-            require_masks(data, learner.policy_id, learner.algorithm)
-        buffer = learner.buffer
-        if self._share is not None:
-            longest = max(map(len, columns_of(data, learner.rows)))
-            buffer = self._make_buffer(size=longest * learner.rows.num_rows)
-            learner.buffer.sample = drawing_from_both(learner.buffer, buffer, self._share)
-        fill(buffer, data, learner.rows, "replay_data")

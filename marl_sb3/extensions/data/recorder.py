@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -29,55 +29,31 @@ class Timeline:
 
     def __init__(self) -> None:
         self._arrays: dict[str, Array] = {}
-        self._room = _FIRST_STEPS
-        self.length = 0
+        self.room = _FIRST_STEPS  # for so many steps
+        self.length = 0  # number of the present step
 
     def put(self, name: str, values: Array) -> None:
         """Copy the values of the present step, (E, ...)."""
         there = self._arrays.get(name)
         if there is None:
-            there = self._arrays[name] = np.zeros((self._room, *values.shape), values.dtype)
+            there = self._arrays[name] = np.zeros((self.room, *values.shape), values.dtype)
         there[self.length] = values
-
-    def advance(self) -> None:
-        """End the present step."""
-        self.length += 1
 
     def of_env(self, name: str, first: int, env_index: int) -> Array | None:
         """Return the values of one env from a step on, (steps, ...), as a view; None if there are none."""
         there = self._arrays.get(name)
         return None if there is None else there[first : self.length, env_index]
 
-    @property
-    def is_full(self) -> bool:
-        """Whether there is no room for another step."""
-        return self.length == self._room
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all arrays."""
-        return sum(array.nbytes for array in self._arrays.values())
-
-    def make_room(self, needed: int) -> None:
-        """Drop steps: the last `needed` ones stay. There is room for as many again afterwards."""
+    def make_room(self, needed: int) -> int:
+        """Drop steps: the last `needed` ones stay. There is room for as many again; returns the size of all arrays."""
         first, kept = self.length - needed, self._arrays
-        self._room = max(self._room, 2 * needed)
+        self.room = max(self.room, 2 * needed)
         for name, array in kept.items():
-            fresh = array if self._room == len(array) else np.empty((self._room, *array.shape[1:]), array.dtype)
+            fresh = array if self.room == len(array) else np.empty((self.room, *array.shape[1:]), array.dtype)
             fresh[:needed] = array[first : self.length]
             self._arrays[name] = fresh
         self.length = needed
-
-
-@dataclass(frozen=True)
-class _Seat:
-    """The places of one agent in the arrays."""
-
-    rows: PolicyRows
-    agent: str
-    column: int  # among all agents
-    group_column: int
-    policy_column: int
+        return sum(array.nbytes for array in self._arrays.values())
 
 
 class EpisodeRecorder:
@@ -102,13 +78,7 @@ class EpisodeRecorder:
     ) -> None:
         self._env, self._store, self._varies = env, store, varies
         self._policies = {rows.policy_id: rows for rows in policies}
-        self._seats = [
-            _Seat(rows, agent, column, group_column, policy_column)
-            for rows in policies
-            for policy_column, (agent, column, group_column) in enumerate(
-                zip(rows.agents, rows.agent_columns, rows.group_columns, strict=True)
-            )
-        ]
+        self._seats = [(rows, number) for rows in policies for number in range(len(rows.agents))]
         self._left = None if quotas is None else list(quotas)
         self._timeline = Timeline()
         self._latest: VecStep | None = None
@@ -149,7 +119,7 @@ class EpisodeRecorder:
                 self._begin(sorted(self._renewed))
         self._renewed.clear()
         timeline = self._timeline
-        if timeline.is_full:
+        if timeline.length == timeline.room:
             self._make_room()
         for number, (seen, masks, done) in enumerate(zip(step.observations, step.action_masks, actions, strict=True)):
             if isinstance(seen, dict):
@@ -182,7 +152,7 @@ class EpisodeRecorder:
         timeline, ended = self._timeline, step.terminated | step.truncated
         for name in ("rewards", "acted", "terminated", "truncated"):
             timeline.put(name, getattr(step, name))
-        timeline.advance()
+        timeline.length += 1
         for env_index, column in np.argwhere(ended).tolist():
             begin, place = int(self._begins[env_index]), (env_index, column)
             if begin >= 0 and place in step.final_observations:
@@ -198,7 +168,7 @@ class EpisodeRecorder:
                 continue
             if self._left is not None:
                 self._left[env_index] -= 1
-            for lives in zip_longest(*(self._lives(seat, env_index) for seat in self._seats)):
+            for lives in zip_longest(*(self._lives(*seat, env_index) for seat in self._seats)):
                 present = [life for life in lives if life is not None]
                 self._store.add([replace(life, episode_id=self._store.next_id) for life in present])
         if self._store.is_full:
@@ -210,9 +180,9 @@ class EpisodeRecorder:
         timeline, running = self._timeline, self._begins >= 0
         first = int(self._begins[running].min()) if running.any() else timeline.length
         dropped = min(first, timeline.length)
-        timeline.make_room(timeline.length - dropped)
+        nbytes = timeline.make_room(timeline.length - dropped)
         self._begins[running] -= dropped
-        if timeline.nbytes > MAX_BYTES:
+        if nbytes > MAX_BYTES:
             self._store.end(
                 f"the episodes are too long: the running ones need more than {MAX_BYTES >> 20} MB of memory"
             )
@@ -223,29 +193,30 @@ class EpisodeRecorder:
 
     # --- Episodes ----------------------------------------------------------------------------------------------------
 
-    def _lives(self, seat: _Seat, env_index: int) -> Iterator[RecordedEpisode]:
-        """Yield the episode of each life of an agent, without its id."""
-        first = int(self._begins[env_index])
+    def _lives(self, rows: PolicyRows, number: int, env_index: int) -> Iterator[RecordedEpisode]:
+        """Yield the episode of each life of an agent of a policy, by its number, without its id."""
+        first, column = int(self._begins[env_index]), rows.agent_columns[number]
 
         def of_env(name: str) -> Any:
             return self._timeline.of_env(name, first, env_index)
 
-        acted, plays = of_env("acted")[:, seat.column], of_env(f"plays/{seat.rows.policy_id}")
+        acted, plays = of_env("acted")[:, column], of_env(f"plays/{rows.policy_id}")
         if plays is not None:
-            acted = acted & plays[:, seat.policy_column]
-        terminated, truncated = of_env("terminated")[:, seat.column], of_env("truncated")[:, seat.column]
+            acted = acted & plays[:, number]
+        terminated, truncated = of_env("terminated")[:, column], of_env("truncated")[:, column]
         begin = 0
         for end in np.flatnonzero(terminated | truncated).tolist():
             chosen = np.flatnonzero(acted[begin : end + 1]) + begin
             begin = end + 1
             if len(chosen):
-                yield self._life(seat, env_index, of_env, chosen, end)
+                yield self._life(rows, number, env_index, of_env, chosen, end)
 
     def _life(
-        self, seat: _Seat, env_index: int, of_env: Callable[[str], Any], chosen: Array, end: int
+        self, rows: PolicyRows, number: int, env_index: int, of_env: Callable[[str], Any], chosen: Array, end: int
     ) -> RecordedEpisode:
         """Return the episode of the actions at the steps `chosen`, which ended at the step `end`."""
-        group, policy_id = seat.rows.group_index, seat.rows.policy_id
+        group, policy_id, space = rows.group_index, rows.policy_id, rows.group.observation_space
+        column, of_group = rows.agent_columns[number], rows.group_columns[number]
         whole = len(chosen) == chosen[-1] + 1 - chosen[0]  # slices are copied faster
         places: Any = slice(int(chosen[0]), int(chosen[-1]) + 1) if whole else chosen
 
@@ -253,31 +224,30 @@ class EpisodeRecorder:
             values = of_env(name)
             return None if values is None else values[:, column][places].copy()
 
-        space = seat.rows.group.observation_space
         if isinstance(space, spaces.Dict):
-            seen: Recorded = {key: taken(f"seen{group}/{key}", seat.group_column) for key in space.spaces}
+            seen: Recorded = {key: taken(f"seen{group}/{key}", of_group) for key in space.spaces}
         else:
-            seen = taken(f"seen{group}", seat.group_column)
-        final = next((seen for step, seen in self._finals.get((env_index, seat.column), ()) if step == end), None)
-        rewards = of_env("rewards")[chosen[0] : end + 1, seat.column]
-        actions = taken(f"actions{group}", seat.group_column)
-        sampled = taken(f"sampled/{policy_id}", seat.policy_column)
+            seen = taken(f"seen{group}", of_group)
+        final = next((seen for step, seen in self._finals.get((env_index, column), ()) if step == end), None)
+        rewards = of_env("rewards")[chosen[0] : end + 1, column]
+        actions = taken(f"actions{group}", of_group)
+        sampled = taken(f"sampled/{policy_id}", number)
         if sampled is not None and np.array_equal(sampled, actions):
             sampled = None
         return RecordedEpisode(
             policy_id,
-            seat.agent,
+            rows.agents[number],
             episode_id="",
             env_index=env_index,
             seed=self._seeds[env_index],
             observations=_with_last(seen, final),
             actions=actions,
             rewards=np.add.reduceat(rewards.astype(np.float64), chosen - chosen[0]),
-            terminated=bool(of_env("terminated")[end, seat.column]),
-            truncated=bool(of_env("truncated")[end, seat.column]),
-            log_probs=taken(f"log_probs/{policy_id}", seat.policy_column),
-            values=taken(f"values/{policy_id}", seat.policy_column),
-            action_masks=taken(f"masks{group}", seat.group_column),
+            terminated=bool(of_env("terminated")[end, column]),
+            truncated=bool(of_env("truncated")[end, column]),
+            log_probs=taken(f"log_probs/{policy_id}", number),
+            values=taken(f"values/{policy_id}", number),
+            action_masks=taken(f"masks{group}", of_group),
             sampled_actions=sampled,
             steps=None if whole and chosen[0] == 0 else chosen,
         )

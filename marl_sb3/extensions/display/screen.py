@@ -195,8 +195,3 @@ def screen_for(console: Console, draw: Draw, *, keep: bool) -> Screen:
     if console.is_terminal and console.is_interactive and not console.is_dumb_terminal:
         return TerminalScreen(console, draw, keep=keep)
     return Screen(draw, keep=keep)
-
-
-def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
-    return Console().is_jupyter

@@ -15,7 +15,7 @@ from typing_extensions import override
 from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.metrics.statistics import SampleStats, sample_stats
 from marl_sb3.extensions.display.screen import standard_console
-from marl_sb3.extensions.display.text import number
+from marl_sb3.extensions.display.text import between, number
 from marl_sb3.types import AgentID
 
 MOST_AGENTS = 8  # in a table; of more agents, the best and the worst are shown
@@ -194,8 +194,7 @@ def samples_table(samples: Samples, width: int, bold: str, title: str = "per epi
 
 def _figures(values: Sequence[float] | SampleStats) -> list[str]:
     stats = values if isinstance(values, SampleStats) else sample_stats(values)
-    interval = "-" if stats.ci95 is None else " to ".join(map(number, stats.ci95))
-    return [*map(number, (stats.mean, stats.sd, stats.min, stats.max)), interval]
+    return [*map(number, (stats.mean, stats.sd, stats.min, stats.max)), between(stats.ci95)]
 
 
 class _Counts(ProgressColumn):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,16 +54,16 @@ class VideoFile:
         _require_writable(self.path)
         if kind == ".mp4":
             _require_ffmpeg()
-        self._encoder: _GifEncoder | _Mp4Encoder | None = None
+        self._encoder: Any = None
         self._size: tuple[int, ...] = ()
 
     def __enter__(self) -> VideoFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if isinstance(self._encoder, _Mp4Encoder):
+        if self._encoder is not None and not isinstance(self._encoder, _GifEncoder):
             with suppress(OSError):  # of a full disk, which has been raised before
-                self._encoder.finish()
+                self._encoder.close()
         self._encoder = None
         self._unfinished.unlink(missing_ok=True)
 
@@ -86,7 +86,7 @@ class VideoFile:
         if frame.shape != self._size:
             raise EnvError(f"render() returned {_outline(frame)}; the frames before it are {self._size}")
         with with_filename(self.path):
-            self._encoder.add(frame)
+            self._encoder.append_data(frame)
         self.num_frames += 1
 
     def finish(self) -> None:
@@ -94,7 +94,7 @@ class VideoFile:
         if self._encoder is None:
             raise EnvError("no frame was rendered: there is no video")
         with with_filename(self.path):
-            self._encoder.finish()
+            self._encoder.close()
         replace(self._unfinished, self.path)
         self._encoder = None
 
@@ -145,7 +145,7 @@ def _outline(frame: Any) -> str:
 
 
 class _GifEncoder:
-    """Keeps frames of one byte per pixel until `finish` writes the file.
+    """Keeps frames of one byte per pixel until `close` writes the file; its methods are those of imageio's writers.
 
     A frame has the palette of the frame before it if that shows it truly: between frames of one palette, only what
     changes is written.
@@ -158,7 +158,7 @@ class _GifEncoder:
         # GIF counts time in hundredths of a second, and players show frames of less than 20 ms for 100 ms.
         self._frame_ms = max(2, round(100 / fps)) * 10
 
-    def add(self, frame: Array) -> None:
+    def append_data(self, frame: Array) -> None:
         from PIL import Image
 
         picture = Image.fromarray(frame)
@@ -170,7 +170,7 @@ class _GifEncoder:
         self._palette = picture.quantize(_GIF_COLOURS)
         self._frames.append(self._palette)
 
-    def finish(self) -> None:
+    def close(self) -> None:
         first, *others = self._frames
         options = {"append_images": others, "duration": self._frame_ms, "loop": 0}
         first.save(self._path, "GIF", save_all=True, **options)
@@ -182,29 +182,21 @@ def _is_true(drawn: Image, frame: Array, exactly: bool) -> bool:
     return all((errors > limit).any(axis=-1).mean() <= share for limit, share in tolerated.items())
 
 
-class _Mp4Encoder:
-    """Passes each frame to an ffmpeg process at once."""
+def _mp4_encoder(path: Path, fps: float) -> Any:
+    """Return what passes each frame to an ffmpeg process at once."""
+    import imageio.v2 as imageio
 
-    def __init__(self, path: Path, fps: float) -> None:
-        import imageio.v2 as imageio
-
-        self._file: Any = imageio.get_writer(
-            path,
-            format="FFMPEG",
-            fps=fps,
-            codec="libx264",
-            quality=7,
-            macro_block_size=1,
-            ffmpeg_log_level="error",
-            # H.264 needs even sides for players: an odd side grows by one pixel, nothing is rescaled.
-            output_params=["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"],
-        )
-
-    def add(self, frame: Array) -> None:
-        self._file.append_data(frame)
-
-    def finish(self) -> None:
-        self._file.close()
+    return imageio.get_writer(
+        path,
+        format="FFMPEG",
+        fps=fps,
+        codec="libx264",
+        quality=7,
+        macro_block_size=1,
+        ffmpeg_log_level="error",
+        # H.264 needs even sides for players: an odd side grows by one pixel, nothing is rescaled.
+        output_params=["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"],
+    )
 
 
-_ENCODERS: Mapping[str, type[_GifEncoder | _Mp4Encoder]] = {".gif": _GifEncoder, ".mp4": _Mp4Encoder}
+_ENCODERS: Mapping[str, Callable[[Path, float], Any]] = {".gif": _GifEncoder, ".mp4": _mp4_encoder}

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
@@ -90,17 +90,13 @@ class EpisodeHooks(TrainingWatcher):
         """See `ActingWatcher.after_step`; that of an episode's last step comes with its end."""
         is_last = step.episode_done & (self._tracker.lengths == 0)  # not the end of a life beneath a wrapper
         for index in np.flatnonzero(step.stepped & ~is_last).tolist() if self._of["on_episode_step"] else ():
-            episode = self._episode(index)
-            episode.latest = LatestStep(self._env, index, step, self._actions)
-            self._update(episode, *self._tracker.running(index))
-            self._call("on_episode_step", episode)
+            self._call("on_episode_step", self._after(step, index, self._actions, *self._tracker.running(index)))
 
     def finished(self, finished: Sequence[Episode], step: VecStep) -> None:
         """Call the hooks of finished episodes, and of those that begin in their envs."""
         for each in finished:
-            episode = self._episode(each.env_index)
-            episode.latest = LatestStep(self._env, each.env_index, step, self._actions)
-            self._update(episode, each.length, each.agent_returns, each.agent_steps)
+            so_far = each.length, each.agent_returns, each.agent_steps
+            episode = self._after(step, each.env_index, self._actions, *so_far)
             episode.custom, episode.duration_s, episode.policy_of = each.custom, each.duration_s, each.policy_of
             self._call("on_episode_step", episode)
             self._call("on_episode_end", episode)
@@ -140,9 +136,7 @@ class EpisodeHooks(TrainingWatcher):
                 self._numbers[index] = saved.integer("number", 1) + (not goes_on)
                 saved = saved if goes_on else None
             self._running.pop(index, None)
-            episode = self._episode(index)
-            episode.latest = LatestStep(self._env, index, step, None)
-            self._update(episode, *running)
+            episode = self._after(step, index, None, *running)
             if saved is not None:  # the start hook sees what there was, and may not change it
                 _give_back(episode, saved)
             self._call("on_episode_start", episode)
@@ -183,16 +177,17 @@ class EpisodeHooks(TrainingWatcher):
                 saved.fields(entry).items("left_out")
             self._saved[int(name)] = saved
 
-    def _episode(self, index: int) -> RunningEpisode:
+    def _after(
+        self, step: VecStep, index: int, actions: Sequence[Array] | None, length: int, returns: Any, agent_steps: Any
+    ) -> RunningEpisode:
+        """Return the episode of an env, as it is after a step; it begins with the first one, which has no actions."""
         if index not in self._running:
-            episode = RunningEpisode(f"{index}-{self._numbers[index]}", index, self._env.agents)
-            episode.policy_of = self._tracker.policies_in(index)
-            self._running[index] = episode
-        return self._running[index]
-
-    @staticmethod
-    def _update(episode: RunningEpisode, length: int, returns: Mapping[Any, float], steps: Any) -> None:
-        episode.length, episode.agent_returns, episode.agent_steps = length, returns, steps
+            self._running[index] = RunningEpisode(f"{index}-{self._numbers[index]}", index, self._env.agents)
+            self._running[index].policy_of = self._tracker.policies_in(index)
+        episode = self._running[index]
+        episode.latest = LatestStep(self._env, step, actions)
+        episode.length, episode.agent_returns, episode.agent_steps = length, returns, agent_steps
+        return episode
 
     def _call(self, hook: str, episode: RunningEpisode) -> None:
         for callback in self._of[hook]:
@@ -259,50 +254,18 @@ def _checked_frames(episode: RunningEpisode, name: Any) -> Array:
 # --- The episode at hand ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LatestStep:
-    """The latest step of one env."""
+class LatestStep(NamedTuple):
+    """The latest step, of all envs."""
 
     env: MultiAgentVecEnv
-    env_index: int
     step: VecStep
     # per group, those of all envs; None at the start of an episode, which `step` has begun
     actions: Sequence[Array] | None
 
-    def _place(self, agent: AgentID) -> tuple[int, int, int]:
+    def place(self, agent: AgentID) -> tuple[int, int, int]:
         """Return the agent's column, its group and its column in the group."""
         group = next(number for number, each in enumerate(self.env.groups) if agent in each.agents)
         return self.env.agents.index(agent), group, self.env.groups[group].agents.index(agent)
-
-    def observation(self, agent: AgentID) -> Any:
-        """See `RunningEpisode.observation`."""
-        column, group, of_group = self._place(agent)
-        place = self.env_index, column
-        if self.actions is not None and place in self.step.final_observations:
-            return self.step.final_observations[place]
-        is_over = self.actions is not None and self.step.episode_done[self.env_index]
-        if is_over or not self.step.to_act[place]:
-            return None
-        return map_arrays(lambda array: np.array(array[self.env_index, of_group]), self.step.observations[group])
-
-    def action(self, agent: AgentID) -> Any:
-        """See `RunningEpisode.action`."""
-        column, group, of_group = self._place(agent)
-        acted = self.actions is not None and self.step.acted[self.env_index, column]
-        if self.actions is None or not acted:
-            return None
-        return env_action(self.env.groups[group].action_space, self.actions[group][self.env_index, of_group])
-
-    def reward(self, agent: AgentID) -> float | None:
-        """See `RunningEpisode.reward`."""
-        return None if self.actions is None else float(self.step.rewards[self.env_index, self._place(agent)[0]])
-
-    def info(self, agent: AgentID) -> Mapping[str, Any]:
-        """See `RunningEpisode.info`."""
-        of_reset = self.step.reset_infos.get(self.env_index, {})
-        of_env = of_reset if self.actions is None else self.step.infos[self.env_index]
-        found: Mapping[str, Any] = of_env.get(agent, {})
-        return found
 
 
 @dataclass
@@ -330,7 +293,7 @@ class RunningEpisode:
     # folder `media`
     media: dict[str, Any] = field(default_factory=dict)
     policy_of: Mapping[AgentID, PolicyID] = field(default_factory=dict)  # agent -> the policy that plays it
-    latest: LatestStep | None = field(default=None, repr=False)
+    latest: LatestStep = field(init=False, repr=False)
 
     if not TYPE_CHECKING:
 
@@ -341,16 +304,29 @@ class RunningEpisode:
 
     def observation(self, agent: AgentID) -> Any:
         """Return the agent's latest observation, as the env gave it; None if the agent has none in this step."""
-        return None if self.latest is None else self.latest.observation(agent)
+        (column, group, of_group), step = self.latest.place(agent), self.latest.step
+        place, has_begun = (self.env_index, column), self.latest.actions is None
+        if not has_begun and place in step.final_observations:
+            return step.final_observations[place]
+        if (step.episode_done[self.env_index] and not has_begun) or not step.to_act[place]:
+            return None
+        return map_arrays(lambda array: np.array(array[self.env_index, of_group]), step.observations[group])
 
     def action(self, agent: AgentID) -> Any:
         """Return the agent's action in the latest step, as the env got it; None if it did not act."""
-        return None if self.latest is None else self.latest.action(agent)
+        (column, group, of_group), (env, step, actions) = self.latest.place(agent), self.latest
+        if actions is None or not step.acted[self.env_index, column]:
+            return None
+        return env_action(env.groups[group].action_space, actions[group][self.env_index, of_group])
 
     def reward(self, agent: AgentID) -> float | None:
         """Return the agent's reward in the latest step; None at the start of the episode."""
-        return None if self.latest is None else self.latest.reward(agent)
+        (column, _, _), (_, step, actions) = self.latest.place(agent), self.latest
+        return None if actions is None else float(step.rewards[self.env_index, column])
 
     def info(self, agent: AgentID) -> Mapping[str, Any]:
         """Return the agent's latest info."""
-        return {} if self.latest is None else self.latest.info(agent)
+        _, step, actions = self.latest
+        of_env = step.reset_infos.get(self.env_index, {}) if actions is None else step.infos[self.env_index]
+        found: Mapping[str, Any] = of_env.get(agent, {})
+        return found

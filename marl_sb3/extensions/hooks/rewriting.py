@@ -12,7 +12,7 @@ import copy
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,12 +21,12 @@ from stable_baselines3.common.callbacks import BaseCallback
 from typing_extensions import override
 
 from marl_sb3.core.acting.actor import Acted, ActingWatcher, Actor
-from marl_sb3.core.acting.policy import PolicyInputs
+from marl_sb3.core.acting.policy import Decision, PolicyInputs
 from marl_sb3.core.experience import Experience, ExperienceHook
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.off_policy.replay import ReplayExperience, Transitions, joined_transitions
 from marl_sb3.core.training.callback import TrainingCallback, named_errors, with_hook
-from marl_sb3.core.vec_env.observations import map_arrays, pairs
+from marl_sb3.core.vec_env.observations import joined_observations, map_arrays, pairs
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.extensions.hooks.trajectories import Trajectory
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
@@ -87,7 +87,6 @@ class _Step(NamedTuple):
     """One step of one env, in copies that steps of other envs share."""
 
     acted: Mapping[PolicyID, Acted]  # what each policy did in it, for all envs
-    env_index: int
     rewards: Array  # (E, A)
     ended: BoolArray  # (E, A)
     truncated: BoolArray  # (E, A)
@@ -102,10 +101,6 @@ class _EnvSteps:
         self.number = number  # of the next step
         # what all policies have done in the running step; None: it has not begun
         self.acted: Mapping[PolicyID, Acted] | None = None
-
-    def add(self, step: _Step) -> None:
-        self.steps.append(step)
-        self.number, self.acted = self.number + 1, None
 
     def known(self, begin: int, end: int) -> Iterator[tuple[int, _Step]]:
         """Yield the steps from `begin` to before `end` with their numbers, as far as they are kept."""
@@ -170,10 +165,10 @@ class TrajectoryRewriter(ActingWatcher):
     ) -> None:
         self.hook: Any = hook
         self._first_env = first_env
-        self._places_of: dict[AgentID, list[tuple[PolicyRows, int, int]]] = {}
+        self._places_of: dict[AgentID, list[tuple[PolicyRows, int]]] = {}
         for rows in (actor.rows for actor in actors):
-            for index, (agent, column) in enumerate(zip(rows.agents, rows.agent_columns, strict=True)):
-                self._places_of.setdefault(agent, []).append((rows, index, column))
+            for index, agent in enumerate(rows.agents):
+                self._places_of.setdefault(agent, []).append((rows, index))
         self._envs = [_EnvSteps(first_step) for _ in range(actors[0].rows.num_envs)]
         self._noted: dict[PolicyID, _Noted] = {}
 
@@ -202,12 +197,11 @@ class TrajectoryRewriter(ActingWatcher):
     @override
     def before_step(self, step: VecStep, acted: Mapping[PolicyID, Acted], actions: Sequence[Array]) -> None:
         """Keep what the policies do. An env that does not step now has its actions for when it does."""
-        copied = {
-            policy_id: each._replace(
-                seen=map_arrays(np.array, each.seen), decision=each.decision._replace(**_copies(each.decision))
-            )
-            for policy_id, each in acted.items()
-        }
+        copied: dict[PolicyID, Acted] = {}
+        for policy_id, each in acted.items():
+            given = {name: array for name, array in each.decision._asdict().items() if array is not None}
+            chosen: Any = {name: np.array(array) for name, array in given.items() if name != "states"}
+            copied[policy_id] = each._replace(seen=map_arrays(np.array, each.seen), decision=Decision(**chosen))
         for env, acting in zip(self._envs, step.to_act.tolist(), strict=True):
             if env.acted is None or any(acting):
                 env.acted = copied
@@ -223,7 +217,8 @@ class TrajectoryRewriter(ActingWatcher):
         copies = step.rewards.copy(), ends, step.truncated.copy()
         for index in np.flatnonzero(step.stepped).tolist():
             env, infos = self._envs[index], copy.deepcopy(dict(step.infos[index]))
-            env.add(_Step(env.acted or {}, index, *copies, infos))
+            env.steps.append(_Step(env.acted or {}, *copies, infos))
+            env.number, env.acted = env.number + 1, None
         for noted in self._noted.values() if ends.any() else ():
             rows = noted.experience.actor.rows
             ended, truncated = rows.of_agents(ends), rows.of_agents(step.truncated)
@@ -412,36 +407,27 @@ class TrajectoryRewriter(ActingWatcher):
             end: number of the step after the last one of the trajectory.
             arrays: those of the trajectory by their names.
         """
-        steps = np.array([turn.began for turn in turns])
-        env_index, index = divmod(row, len(actor.rows.agents))
-        agent = actor.rows.agents[index]
-        trajectory = Trajectory(
-            actor.rows.policy_id,
-            agent,
-            self._first_env + env_index,
-            steps,
-            end,
-            keep=np.ones(len(steps), dtype=np.bool_),
-            infos=self._infos(agent, env_index, [*steps.tolist(), end]),
-            others=_Others([other for other in self._places_of if other != agent], env_index, int(steps[0]), end, self),
-            has_ended=turns[-1].ended,
-            truncated=turns[-1].truncated,
-            **arrays,
-        )
+        ends = {"has_ended": turns[-1].ended, "truncated": turns[-1].truncated}
+        trajectory = self._made(actor.rows, row, [turn.began for turn in turns], end, **ends, **arrays)
+        others = [other for other in self._places_of if other != trajectory.agent]
+        trajectory.others = _Others(others, row // len(actor.rows.agents), turns[0].began, end, self)
         self.hook(trajectory)
         return trajectory
 
-    def _infos(self, agent: AgentID, env_index: int, bounds: Sequence[int]) -> list[Mapping[str, Any]]:
-        """Return the last info of an agent from each of these numbers to before the next one."""
-        known = [self._envs[env_index].known(*each) for each in pairwise(bounds)]
-        found = [[step.infos[agent] for _, step in steps if agent in step.infos] for steps in known]
-        return [infos[-1] if infos else {} for infos in found]
+    def _made(self, rows: PolicyRows, row: int, steps: Sequence[int], end: int, **told: Any) -> Trajectory:
+        """Make the trajectory of a row, with the last info of its agent from each of these steps to before the next."""
+        env_index, index = divmod(row, len(rows.agents))
+        agent, keep = rows.agents[index], np.ones(len(steps), dtype=np.bool_)
+        known = [self._envs[env_index].known(*each) for each in pairwise([*steps, end])]
+        found = [[step.infos[agent] for _, step in each if agent in step.infos] for each in known]
+        infos = [each[-1] if each else {} for each in found]
+        env_index += self._first_env
+        return Trajectory(rows.policy_id, agent, env_index, np.array(steps), end, keep=keep, infos=infos, **told)
 
     def of_other(self, agent: AgentID, env_index: int, begin: int, end: int) -> Trajectory | None:
         """Return what an agent did in an env from step `begin` to before `end`; None if it did not act."""
         env, turns = self._envs[env_index], list[tuple[int, Acted]]()
-        for place in self._places_of[agent]:  # of each policy that may play it
-            rows, index, column = place
+        for rows, index in self._places_of[agent]:  # of each policy that may play it
             row, own = env_index * len(rows.agents) + index, rows.policy_id
             known = [(number, step.acted[own]) for number, step in env.known(begin, end) if own in step.acted]
             turns = [(number, acted) for number, acted in known if acted.acting[row]]
@@ -449,26 +435,23 @@ class TrajectoryRewriter(ActingWatcher):
                 break
         if not turns:
             return None
-        numbers = [number for number, _ in turns]
-        last_end = next((n + 1 for n, step in env.known(numbers[-1], end) if step.ended[env_index, column]), end)
-        bounds = [*numbers, last_end]
-        paid = [sum(float(s.rewards[env_index, column]) for _, s in env.known(*each)) for each in pairwise(bounds)]
-        last = [step for _, step in env.known(numbers[-1], last_end)]
+        column, numbers = rows.agent_columns[index], [number for number, _ in turns]
         decisions = [acted.decision for _, acted in turns]
-        chosen = [d.actions if d.learned is None else d.learned for d in decisions]
-        return Trajectory(
-            rows.policy_id,
-            agent,
-            self._first_env + env_index,
-            np.array(numbers),
+        seen = [map_arrays(lambda array: array[row : row + 1], acted.seen) for _, acted in turns]
+        last_end = next((n + 1 for n, step in env.known(numbers[-1], end) if step.ended[env_index, column]), end)
+        spans = [env.known(*each) for each in pairwise([*numbers, last_end])]
+        paid = [sum(float(step.rewards[env_index, column]) for _, step in span) for span in spans]
+        last = [step for _, step in env.known(numbers[-1], last_end)]
+        return self._made(
+            rows,
+            row,
+            numbers,
             last_end,
-            _stacked([map_arrays(lambda array: array[row], acted.seen) for _, acted in turns]),
-            np.stack([actions[row] for actions in chosen]),
-            np.array(paid, np.float32),
-            np.ones(len(turns), dtype=np.bool_),
-            _of_row([decision.values for decision in decisions], row),
-            _of_row([decision.log_probs for decision in decisions], row),
-            self._infos(agent, env_index, bounds),
+            observations=joined_observations(seen),
+            actions=np.stack([(each.actions if each.learned is None else each.learned)[row] for each in decisions]),
+            rewards=np.array(paid, np.float32),
+            values=_of_row([decision.values for decision in decisions], row),
+            log_probs=_of_row([decision.log_probs for decision in decisions], row),
             has_ended=any(step.ended[env_index, column] for step in last),
             truncated=any(step.truncated[env_index, column] for step in last),
         )
@@ -478,14 +461,11 @@ class _Others(Mapping[AgentID, Trajectory]):
     """What the other agents of an env did in some steps; each is looked up when it is asked for."""
 
     def __init__(self, agents: Sequence[AgentID], env_index: int, begin: int, end: int, traces: Any) -> None:
-        of_agent = partial(traces.of_other, env_index=env_index, begin=begin, end=end)
-        self._found: dict[AgentID, Trajectory | None] = {}
-        self._agents, self._of_agent = agents, of_agent
+        self._agents = agents
+        self._of_agent = cache(partial(traces.of_other, env_index=env_index, begin=begin, end=end))
 
     def __getitem__(self, agent: AgentID) -> Trajectory:
-        if agent not in self._found:
-            self._found[agent] = self._of_agent(agent) if agent in self._agents else None
-        found = self._found[agent]
+        found: Trajectory | None = self._of_agent(agent) if agent in self._agents else None
         if found is None:
             raise KeyError(agent)
         return found
@@ -497,19 +477,8 @@ class _Others(Mapping[AgentID, Trajectory]):
         return sum(1 for _ in self)
 
 
-def _copies(decision: Any) -> dict[str, Any]:
-    names = ("actions", "learned", "values", "log_probs")
-    return {name: None if getattr(decision, name) is None else np.array(getattr(decision, name)) for name in names}
-
-
 def _of_row(arrays: Sequence[Any], row: int) -> Array | None:
     return None if any(array is None for array in arrays) else np.array([array[row] for array in arrays], np.float32)
-
-
-def _stacked(observations: Sequence[Any]) -> Observations:
-    if isinstance(observations[0], Mapping):
-        return {key: np.stack([each[key] for each in observations]) for key in observations[0]}
-    return np.stack(observations)
 
 
 def _estimated(actor: Actor, observations: Observations) -> Array:

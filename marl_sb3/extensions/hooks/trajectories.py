@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.errors import HookError
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
 
@@ -59,12 +61,11 @@ class Trajectory:
             raise HookError(f"policy {self.policy_id!r} estimates no values here")
         return self.estimate(observations)
 
-    def as_it_was(self) -> _Before:
-        """Return what a hook may not change."""
-        fixed = {name: getattr(self, name) for name in _FIXED}
-        return _Before(_shapes(self.observations), {n: None if a is None else np.array(a) for n, a in fixed.items()})
+    def as_it_was(self) -> dict[str, Any]:
+        """Return what a hook may not change: the shape of observations, and what was played."""
+        return {**copy.deepcopy({name: getattr(self, name) for name in _PLAYED}), "shape": _shape(self.observations)}
 
-    def require_fitting(self, before: _Before) -> None:
+    def require_fitting(self, before: Mapping[str, Any]) -> None:
         """Refuse what no learner can use.
 
         That is: arrays of another length, observations of another shape, rewards and values that are not finite, and
@@ -76,9 +77,9 @@ class Trajectory:
         Raises:
             HookError: the message says which.
         """
-        (length, *_), *_ = before.shapes.values()
+        length = len(before["actions"])
         arrays: dict[str, Any] = {"rewards": self.rewards, "keep": self.keep, "values": self.values}
-        if before.fixed["log_probs"] is None and arrays.pop("values") is not None:
+        if before["log_probs"] is None and arrays.pop("values") is not None:
             raise HookError("values are there after the hook; accepted: None, as a replay buffer keeps none")
         for name, array in arrays.items():
             found = np.asarray(array)
@@ -88,30 +89,19 @@ class Trajectory:
                 raise HookError(f"{name} is of {found.dtype} after the hook; accepted: numbers")
             if not np.isfinite(found).all():
                 raise HookError(f"{name} is not finite after the hook")
-        shapes = _shapes(self.observations)
-        if shapes != before.shapes:
-            found_shapes, accepted = (_short(each) for each in (shapes, before.shapes))
-            raise HookError(f"observations has shape {found_shapes} after the hook; accepted: {accepted}")
-        for name, played in before.fixed.items():
+        shape = _shape(self.observations)
+        if shape != before["shape"]:
+            raise HookError(f"observations has shape {shape} after the hook; accepted: {before['shape']}")
+        for name in _PLAYED:
+            played = before[name]
             if played is not None and not np.array_equal(getattr(self, name), played, equal_nan=name == "log_probs"):
                 words = "accepted: those that were played: change observations, rewards, values or keep"
                 raise HookError(f"{name} are others after the hook; {words}")
 
 
-class _Before(NamedTuple):
-    """What a hook may not change of a trajectory: shapes of observations by part, "" without parts; and arrays."""
-
-    shapes: Mapping[str, tuple[int, ...]]
-    fixed: Mapping[str, Array | None]
+_PLAYED = ("actions", "log_probs")
 
 
-_FIXED = ("actions", "log_probs")
-
-
-def _shapes(observations: Any) -> dict[str, tuple[int, ...]]:
-    seen = observations if isinstance(observations, Mapping) else {"": observations}
-    return {name: np.shape(array) for name, array in seen.items()}
-
-
-def _short(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    return str(shapes[""] if list(shapes) == [""] else dict(shapes))
+def _shape(observations: Any) -> Any:
+    """Return the shape of observations, or those of their parts."""
+    return map_arrays(np.shape, observations)  # type: ignore[arg-type]

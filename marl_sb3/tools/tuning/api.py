@@ -12,7 +12,7 @@ from rich.console import Console
 from marl_sb3.core.config.values import Count, PositiveInt, require
 from marl_sb3.core.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display.screen import in_notebook, standard_console
+from marl_sb3.extensions.display.screen import standard_console
 from marl_sb3.extensions.remote.ray import RaySettings
 from marl_sb3.tools.tuning.finals import plan_race, race_size
 from marl_sb3.tools.tuning.options import SearchOptions, takes_search_options
@@ -66,9 +66,10 @@ def tune(
         SearchError: worker processes cannot be started, or every trial fails.
     """
     with prepared({"env": env, **options}, workers, confirm_seeds, confirm_best, ray) as (study, run):
-        shown = in_notebook() if progress_bar is None else progress_bar
+        console = standard_console()
+        shown = console.is_jupyter if progress_bar is None else progress_bar
         try:
-            run(watch, standard_console() if shown else None, keep=True)
+            run(watch, console if shown else None, keep=True)
         finally:
             write_files(study)
     return study

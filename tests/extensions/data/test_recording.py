@@ -377,11 +377,11 @@ def test_a_timeline_keeps_what_is_needed_and_grows() -> None:
     timeline = Timeline()
     needed = 0
     for number in range(2000):
-        if timeline.is_full:
+        if timeline.length == timeline.room:
             needed = min(timeline.length, 200 if number < 1000 else 700)
             timeline.make_room(needed)
         timeline.put("numbers", np.array([number, -number]))
-        timeline.advance()
+        timeline.length += 1
     last = timeline.of_env("numbers", timeline.length - 600, 1)
     assert last is not None
     assert last.tolist() == list(range(-1400, -2000, -1))

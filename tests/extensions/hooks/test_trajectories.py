@@ -675,7 +675,7 @@ FAULTS: Mapping[str, tuple[Any, str, str]] = {
         TrajectoryRewriter.after_step, "rows.of_agents(step.truncated)", "rows.of_agents(step.terminated)"
     ),
     "ends are not noted": (TrajectoryRewriter.after_step, "= number, True", "= number, False"),
-    "first info": (TrajectoryRewriter._infos, "infos[-1]", "infos[0]"),
+    "first info": (TrajectoryRewriter._made, "each[-1]", "each[0]"),
     "others act on after their end": (TrajectoryRewriter.of_other, "next((n + 1 for", "next((end for"),
     "steps of all envs": (
         TrajectoryRewriter.after_step, "np.flatnonzero(step.stepped).tolist()", "range(len(self._envs))"
@@ -685,7 +685,7 @@ FAULTS: Mapping[str, tuple[Any, str, str]] = {
     "bootstrap of what is given up shown": (TrajectoryRewriter.give_up, "elif lost is not None and", "elif 0 and"),
     "forgotten too early": (_EnvSteps.forget, "< needed", "<= needed"),
     "old observations": (TrajectoryRewriter._show_held, "own[:-1] = given[1:]", "pass"),
-    "truncated unknown": (TrajectoryRewriter.shown, "truncated=turns[-1].truncated", "truncated=False"),
+    "truncated unknown": (TrajectoryRewriter.shown, '"truncated": turns[-1].truncated', '"truncated": False'),
 }  # fmt: skip
 
 
