@@ -57,14 +57,6 @@ def test_any_vectorizer_gives_the_same_numbers() -> None:
         assert batched == sync == supersuit
 
 
-def test_sampled_actions_are_others_than_the_most_likely_ones() -> None:
-    algorithm, env = make("arena"), make_vec_env("arena", n_envs=2)
-    sampled, likely = (
-        without_clock(evaluate_policies(algorithm, env, 4, deterministic, seed=0)) for deterministic in (False, True)
-    )
-    assert sampled != likely
-
-
 def test_some_policies_may_sample_while_the_others_take_the_most_likely_actions(tmp_path: Path) -> None:
     script = {"a": (30, "terminated"), "b": (30, "terminated")}
     specs = dict.fromkeys("ab", PolicySpec(policy_kwargs={"net_arch": [4]}))
