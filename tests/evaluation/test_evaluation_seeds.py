@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playing import make, plans, without_clock
+from playing import make, plans
+from small_trainings import without_clock
 from toy_envs import NoisyEnv, ScriptedEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env

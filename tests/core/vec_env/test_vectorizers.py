@@ -12,11 +12,11 @@ import pytest
 import torch as th
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_trainings import without_clock
 from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
-from marl_sb3.core.metrics.names import flatten
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, VecEnvRequest
 from marl_sb3.core.vec_env.seeding import episode_seed
@@ -307,9 +307,8 @@ def trained(vectorizer: str, policies: str) -> tuple[dict[str, dict[str, th.Tens
     env = make_vec_env("arena", n_envs=3, vectorizer=vectorizer, max_timesteps=9)
     algorithm = MultiAgentAlgorithm(env, policies, n_steps=20, batch_size=30, n_epochs=2, seed=4, device="cpu")
     result = [algorithm.train_iteration() for _ in range(3)][-1]
-    clocks = ("time", "throughput", "perf", "fault_tolerance", "env_runners/episode_duration")
-    untimed = {name: value for name, value in flatten(result).items() if not name.startswith(clocks)}
-    return {policy_id: policy.policy.state_dict() for policy_id, policy in algorithm.policies.items()}, untimed
+    weights = {policy_id: policy.policy.state_dict() for policy_id, policy in algorithm.policies.items()}
+    return weights, without_clock(result, "fault_tolerance")
 
 
 @pytest.mark.parametrize("vectorizer", OTHERS)
