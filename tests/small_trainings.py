@@ -14,6 +14,7 @@ from toy_envs import NoisyEnv, SampledEnv
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.core.config.algorithms import algorithm_info
 from marl_sb3.core.learners.spec import hyperparameter_defaults
+from marl_sb3.core.metrics.names import flatten
 from marl_sb3.core.state.state import StateReader
 
 SMALL = {"n_steps": 24, "batch_size": 16, "n_epochs": 2, "device": "cpu"}
@@ -64,6 +65,20 @@ def build(case: str, **settings: Any) -> MultiAgentAlgorithm:
     return MultiAgentAlgorithm(make(), **{**SMALL, **options, **settings})
 
 
+def with_known_values(
+    env: Any, policies: Any, n_steps: int, weight: list[float], gamma: float, gae_lambda: float
+) -> MultiAgentAlgorithm:
+    """A training that changes nothing, in which the value of an observation is its product with the weight."""
+    fixed: dict[str, Any] = {"learning_rate": lambda _: 0.0, "policy_kwargs": {"net_arch": []}, "seed": 0}
+    sizes = {"n_steps": n_steps, "batch_size": 2, "n_epochs": 1, "device": "cpu"}
+    algorithm = MultiAgentAlgorithm(env, policies, gamma=gamma, gae_lambda=gae_lambda, **sizes, **fixed)
+    for policy in algorithm.policies.values():
+        with th.no_grad():
+            policy.policy.value_net.weight.copy_(th.tensor([weight]))
+            policy.policy.value_net.bias.zero_()
+    return algorithm
+
+
 def trained_by(
     name: str, space: spaces.Space[Any], policy: str, network: dict[str, Any], changes: str, **processing: Any
 ) -> MultiAgentAlgorithm:
@@ -97,6 +112,27 @@ def assert_same(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> None:
             np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
+def same_weights(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> bool:
+    pairs = [
+        (each.policy.state_dict(), other.policies[name].policy.state_dict()) for name, each in one.policies.items()
+    ]
+    return all(th.equal(own[name], others[name]) for own, others in pairs for name in own)
+
+
+def without_clock(metrics: Mapping[str, Any], *others: str) -> dict[str, Any]:
+    """The metrics by their whole names, but for those that a clock decides, and others that begin so."""
+    timed = (
+        "time_total_s",
+        "timers/",
+        "throughput/",
+        "perf/",
+        "env_runners/episode_duration",
+        "episode_duration",
+        *others,
+    )
+    return {name: value for name, value in flatten(metrics).items() if not name.startswith((*timed, *others))}
+
+
 def bits(tree: Any) -> Any:
     """A tree in which numbers are equal only if their bits and types are."""
     if isinstance(tree, np.ndarray):
@@ -118,3 +154,35 @@ class Remembers(MultiAgentCallback):
 
     def set_state(self, state: StateReader) -> None:
         self.memory = state.value("memory")
+
+
+class Results(MultiAgentCallback):
+    """Keeps the result of every iteration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[dict[str, Any]] = []
+
+    def on_iteration_end(self, result: dict[str, Any]) -> bool:
+        self.kept.append(result)
+        return True
+
+
+class Steps:
+    """An `ActingWatcher` that keeps the steps of a training, and what all did in between."""
+
+    def __init__(self) -> None:
+        self.steps: list[Any] = []
+        self.actions: list[Any] = []
+
+    def begin_episodes(self, step: Any) -> None:
+        self.steps.append(step.copy())
+
+    def before_step(self, step: Any, acted: Any, actions: Any) -> None:
+        self.actions.append(actions[0].copy())
+
+    def after_step(self, step: Any) -> None:
+        self.steps.append(step.copy())
+
+    def restart_envs(self, env_indices: Any) -> None:
+        raise AssertionError

@@ -1,4 +1,4 @@
-"""The algorithms of sb3-contrib: training, resuming, evaluation and export by commands; search spaces."""
+"""Algorithms of sb3-contrib, and those with a replay buffer: training, resuming, evaluation and export by commands."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import pytest
 
 from marl_sb3.evaluate import main as evaluate
 from marl_sb3.export import main as export
-from marl_sb3.runs.building import policy_spec
-from marl_sb3.runs.settings import load_config
-from marl_sb3.tools.tuning.space import read_space
 from marl_sb3.train import main as train
 
 FEW = ["--n-envs=2", "--quiet", "--seed=1", "--set=n_steps=4", "--set=batch_size=4", "--set=learning_rate=0.001"]
@@ -24,6 +21,29 @@ NETWORKS = {"recurrent_ppo": SMALL, "maskable_recurrent_ppo": [*SMALL, "--set=po
 def results(folder: Path) -> list[dict[str, object]]:
     lines = (folder / "result.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["learners"] for line in lines]
+
+
+REPLAY = ["--n-envs=2", "--quiet", "--seed=1", "--set=learning_starts=8", "--set=batch_size=4", "--set=buffer_size=100"]
+REPLAY += ["--set=policy_kwargs.net_arch=[4]", "--set=train_freq=50"]
+# Whatever the planned end.
+STEADY = ["--set=exploration_initial_eps=0.1", "--set=exploration_final_eps=0.1", "--set=learning_rate=1e-3"]
+
+
+@pytest.mark.parametrize(("env", "name"), [("arena", "DQN"), ("Pendulum-v1", "sac")])
+def test_a_run_with_a_replay_buffer_resumes_exactly_and_is_evaluated(
+    env: str, name: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [env, "--algo", name, *REPLAY, *(STEADY if name == "DQN" else [])]
+    assert train([*command, "--timesteps=2000", "--run-dir=whole", "--set=checkpoint_every=1"]) == 0
+    assert train([*command, "--timesteps=1000", "--run-dir=parts"]) == 0
+    assert (next((in_tmp / "parts/checkpoints").glob("ckpt-*")) / "replay-000.safetensors").stat().st_size > 1000
+    assert train(["--resume=parts", "--timesteps=1000", "--quiet"]) == 0
+    whole = results(in_tmp / "whole")
+    assert results(in_tmp / "parts") == whole
+    assert [set(learners) for learners in whole] == [{"shared"}] * 2
+    capsys.readouterr()
+    assert evaluate(["whole", "--episodes=1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("name", ENVS)
@@ -49,12 +69,3 @@ def test_masks_and_memory_train_in_one_episode(in_tmp: Path) -> None:
     command = ["classic/tictactoe-v3", "--policies=per_agent", "--algo=maskable_ppo", *FEW, *settings]
     assert train([*command, "--timesteps=16", "--run-dir=r"]) == 0
     assert [set(learners) for learners in results(in_tmp / "r")] == [{"player_1", "player_2"}] * 2
-
-
-@pytest.mark.parametrize("name", ENVS)
-def test_the_shipped_space_fits_the_algorithm(name: str) -> None:
-    """At the ends of all ranges."""
-    for corner in read_space("another", name, None).corners():
-        config = load_config("arena", name, settings=corner)
-        assert config.algo == name
-        policy_spec(config, "shared")

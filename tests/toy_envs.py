@@ -138,6 +138,22 @@ class ScriptedEnv(ParallelEnv):
         self.closed += 1
 
 
+class TwoKinds(ScriptedEnv):
+    """Agents a and c see three numbers and choose one of three; b sees its number and the step, answers with two."""
+
+    def __init__(self, script: Mapping[str, tuple[int, str]] | None = None) -> None:
+        super().__init__(script or {"a": (2, "truncated"), "b": (3, "truncated"), "c": (1, "terminated")})
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(-9, 9, (2,), np.float32) if agent == "b" else super().observation_space(agent)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(-1, 1, (2,), np.float32) if agent == "b" else super().action_space(agent)
+
+    def observation(self, agent: str) -> np.ndarray:
+        return super().observation(agent)[[0, 2] if agent == "b" else [0, 1, 2]]
+
+
 class NoisyEnv(ScriptedEnv):
     """Every number depends on the episode's seed and on the actions; each env and each episode has its own script.
 

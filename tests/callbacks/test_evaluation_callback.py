@@ -5,18 +5,19 @@ from __future__ import annotations
 import csv
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch as th
+from small_trainings import Results, without_clock
 from stable_baselines3.common.callbacks import CallbackList
 from toy_envs import ScriptedEnv
 
 import marl_sb3
-from marl_sb3 import ConfigError, HookError, MultiAgentAlgorithm, MultiAgentCallback, MultiAgentVecEnv, make_vec_env
+from marl_sb3 import ConfigError, HookError, MultiAgentAlgorithm, MultiAgentVecEnv, make_vec_env
 from marl_sb3.callbacks import CheckpointCallback, EvaluationCallback, StopOnMetric
 from marl_sb3.core.metrics.names import flatten
 from marl_sb3.core.training.results import ResultLogger
@@ -31,18 +32,6 @@ RETURN = "evaluation/env_runners/episode_return_mean"
 SMALL: dict[str, Any] = {"n_steps": 6, "batch_size": 4, "n_epochs": 1, "policy_kwargs": {"net_arch": [2]}}
 
 
-class Results(MultiAgentCallback):
-    """Keeps every result."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.all: list[dict[str, Any]] = []
-
-    def on_iteration_end(self, result: dict[str, Any]) -> bool:
-        self.all.append(result)
-        return True
-
-
 def make(env: Any = ScriptedEnv, **options: Any) -> MultiAgentAlgorithm:
     return MultiAgentAlgorithm(make_vec_env(env), **{"seed": 0, "device": "cpu", **SMALL, **options})
 
@@ -50,13 +39,7 @@ def make(env: Any = ScriptedEnv, **options: Any) -> MultiAgentAlgorithm:
 def learn(callback: EvaluationCallback, iterations: int = 5, **options: Any) -> list[dict[str, Any]]:
     results = Results()
     make(**options).learn(iterations * SMALL["n_steps"], callback=[callback, results])
-    return results.all
-
-
-def without_clock(result: Mapping[str, Any]) -> dict[str, Any]:
-    timed = ("time_total_s", "timers/", "throughput/", "perf/")
-    flat = flatten(result).items()
-    return {name: value for name, value in flat if not name.startswith(timed) and "episode_duration" not in name}
+    return results.kept
 
 
 def two_envs() -> MultiAgentVecEnv:
@@ -146,7 +129,7 @@ def test_all_see_the_evaluation_whatever_the_order_of_callbacks(evaluation_first
     algorithm.learn(60, callback=[evaluation, *others] if evaluation_first else [CallbackList(others), evaluation])
     algorithm.logger.close()
     assert algorithm.iteration == 2
-    assert [flatten(result).get(RETURN) for result in seen.all] == [None, 9.0]
+    assert [flatten(result).get(RETURN) for result in seen.kept] == [None, 9.0]
     assert [flatten(result).get(RETURN) for result in read_results(tmp_path)] == [None, 9.0]
     with (tmp_path / "progress.csv").open() as file:
         assert [row[RETURN] for row in csv.DictReader(file)] == ["", "9.0"]
@@ -162,7 +145,7 @@ def test_a_training_is_the_same_with_and_without_it() -> None:
         kept = Results()
         algorithm = make("arena", n_steps=20)
         algorithm.learn(80, callback=[*callbacks, kept])
-        results.append([without_clock({**result, "evaluation": {}}) for result in kept.all])
+        results.append([without_clock({**result, "evaluation": {}}) for result in kept.kept])
         weights.append(algorithm.policies["shared"].policy.state_dict())
     assert results[0] == results[1]
     assert all(th.equal(value, weights[1][name]) for name, value in weights[0].items())
@@ -204,10 +187,10 @@ def test_a_function_of_ones_own_evaluates_instead() -> None:
     algorithm, kept = make(), Results()
     algorithm.learn(30, callback=[callback, kept])
     assert heard == [(algorithm, env, episode_seed(5, 0, 0))] * 2
-    assert kept.all[1]["evaluation"] == {"luck": 0.25, "deep": {"nan": None}}
+    assert kept.kept[1]["evaluation"] == {"luck": 0.25, "deep": {"nan": None}}
     plain = Results()
     make().learn(30, callback=plain)
-    assert without_clock(plain.all[-1]) == without_clock(kept.all[-1])
+    assert without_clock(plain.kept[-1]) == without_clock(kept.kept[-1])
 
 
 @pytest.mark.parametrize(
@@ -289,22 +272,15 @@ def test_the_envs_of_the_training_and_others_that_do_not_fit_are_refused() -> No
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"interval": 0}, "interval is 0; accepted: an integer of at least 1"),
-        ({"duration": -3}, "duration is -3; accepted"),
-        ({"duration": 2.5}, "duration is 2.5; accepted"),
-        ({"duration_unit": "steps"}, "duration_unit is 'steps'; accepted: episodes or timesteps"),
-    ],
-)
-def test_wrong_settings_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        EvaluationCallback(two_envs, **options)
-
-
-@pytest.mark.parametrize(
     ("attempt", "message"),
     [
+        (lambda: EvaluationCallback(two_envs, interval=0), "interval is 0; accepted: an integer of at least 1"),
+        (lambda: EvaluationCallback(two_envs, duration=-3), "duration is -3; accepted"),
+        (lambda: EvaluationCallback(two_envs, duration=2.5), "duration is 2.5; accepted"),
+        (
+            lambda: EvaluationCallback(two_envs, duration_unit="steps"),
+            "duration_unit is 'steps'; accepted: episodes or timesteps",
+        ),
         (lambda: EvaluationCallback("arena"), "env is 'arena'; accepted: envs from make_vec_env, or a function"),
         (lambda: CheckpointCallback("checkpoints", every=-1), "every is -1; accepted: an integer of at least 0"),
         (lambda: CheckpointCallback("checkpoints", keep=0), "keep is 0; accepted: an integer of at least 1"),

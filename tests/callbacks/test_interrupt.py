@@ -49,12 +49,13 @@ def send(*numbers: signal.Signals) -> Callable[[], None]:
     return action
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("sent", [{"steps": 8}, {"iterations": 2}], ids=["in a rollout", "in an update"])
-def test_a_signal_ends_the_training_with_the_iteration(sent: dict[str, int], number: signal.Signals) -> None:
+@pytest.mark.parametrize("sent", [*([number] for number in SIGNALS), *([signal.SIGHUP, other] for other in SIGNALS)])
+@pytest.mark.parametrize("when", [{"steps": 8}, {"iterations": 2}], ids=["in a rollout", "in an update"])
+def test_a_signal_ends_the_training_with_the_iteration(when: dict[str, int], sent: list[signal.Signals]) -> None:
+    """A closed terminal says so twice, and interrupts nothing."""
     with StopOnSignal() as stop:
-        algorithm = learn(stop, action=send(number), **sent)
-    assert stop.received == number.name
+        algorithm = learn(stop, action=send(*sent), **when)
+    assert stop.received == sent[0].name
     assert (algorithm.num_timesteps, algorithm.iteration) == (12, 2)
 
 
@@ -66,14 +67,6 @@ def test_a_second_signal_interrupts_at_once(first: signal.Signals, second: signa
     with StopOnSignal() as stop, pytest.raises(KeyboardInterrupt):
         learn(stop, action=send(first, second), steps=8)
     assert stop.received == first.name
-
-
-@pytest.mark.parametrize("other", SIGNALS)
-def test_a_closed_terminal_says_so_twice_and_interrupts_nothing(other: signal.Signals) -> None:
-    with StopOnSignal() as stop:
-        algorithm = learn(stop, action=send(signal.SIGHUP, other), steps=8)
-    assert stop.received == "SIGHUP"
-    assert (algorithm.num_timesteps, algorithm.iteration) == (12, 2)
 
 
 def test_without_a_signal_the_training_runs_to_its_end() -> None:

@@ -45,13 +45,23 @@ def histograms(
     return [(e.step, e.histogram_value.num, e.histogram_value.sum) for e in events.Histograms(tag)]
 
 
-@pytest.mark.parametrize("policies", ["shared", "per_agent"])
-def test_histogram_has_the_rewards_of_one_episode_of_one_env(tmp_path: Path, policies: str) -> None:
-    algorithm = algorithm_with(tmp_path, n_steps=3, policies=policies)
-    algorithm.learn(12, callback=RewardHistogramCallback())
+SHOWN: dict[str, tuple[int, int, Any, list[tuple[int, float, float]]]] = {
     # Episode 1 pays a 11 + 12 and b 2 * (11 + 12 + 13); episode 2 pays 21 + 22 and 2 * (21 + 22 + 23).
-    assert histograms(tmp_path, algorithm, "a") == [(6, 2, 23), (12, 2, 43)]
-    assert histograms(tmp_path, algorithm, "b") == [(6, 3, 72), (12, 3, 132)]
+    "one episode of one env": (3, 12, "a", [(6, 2, 23), (12, 2, 43)]),
+    "one episode of the other agent": (3, 12, "b", [(6, 3, 72), (12, 3, 132)]),
+    # Steps 1-3 are episode 1, 4-6 episode 2, 7-9 episode 3: two iterations of four steps.
+    "only the latest episode of an iteration, and none twice": (4, 16, "b", [(8, 3, 72), (16, 3, 132)]),
+    "none of an iteration without a finished episode": (1, 14, "a", [(6, 2, 23), (12, 2, 43)]),
+}
+
+
+@pytest.mark.parametrize("policies", ["shared", "per_agent"])
+@pytest.mark.parametrize("name", SHOWN)
+def test_histograms_have_the_rewards_of_episodes(tmp_path: Path, name: str, policies: str) -> None:
+    n_steps, steps, agent, expected = SHOWN[name]
+    algorithm = algorithm_with(tmp_path, n_steps, policies)
+    algorithm.learn(steps, callback=RewardHistogramCallback())
+    assert histograms(tmp_path, algorithm, agent) == expected
 
 
 def test_of_more_agents_there_is_one_histogram(tmp_path: Path) -> None:
@@ -59,19 +69,6 @@ def test_of_more_agents_there_is_one_histogram(tmp_path: Path) -> None:
     algorithm.learn(6, callback=RewardHistogramCallback(most_agents=1))
     assert histograms(tmp_path, algorithm, "a") == []
     assert histograms(tmp_path, algorithm) == [(6, 5, 95)]
-
-
-def test_only_the_latest_episode_of_an_iteration_is_shown_and_none_twice(tmp_path: Path) -> None:
-    algorithm = algorithm_with(tmp_path, n_steps=4)
-    algorithm.learn(16, callback=RewardHistogramCallback())
-    # Steps 1-3 are episode 1, 4-6 episode 2, 7-9 episode 3: two iterations of four steps.
-    assert histograms(tmp_path, algorithm, "b") == [(8, 3, 72), (16, 3, 132)]
-
-
-def test_an_iteration_without_a_finished_episode_has_none(tmp_path: Path) -> None:
-    algorithm = algorithm_with(tmp_path, n_steps=1)
-    algorithm.learn(14, callback=RewardHistogramCallback())
-    assert histograms(tmp_path, algorithm, "a") == [(6, 2, 23), (12, 2, 43)]
 
 
 def test_an_episode_that_began_before_the_training_is_left_out(tmp_path: Path) -> None:

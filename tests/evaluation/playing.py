@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch as th
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
-from marl_sb3.core.metrics.names import flatten
 
 SMALL: dict[str, Any] = {
     "n_steps": 8,
@@ -26,11 +24,6 @@ PAY = {"a": [1.0, 2.0], "b": [10.0, 20.0, 30.0]}
 def make(env: Any = ScriptedEnv, policies: Any = "shared", env_kwargs: Any = None, **options: Any) -> Any:
     vec_env = make_vec_env(env, n_envs=2, seed=0, **(env_kwargs or {}))
     return MultiAgentAlgorithm(vec_env, policies, **{**SMALL, **options})
-
-
-def without_clock(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    timed = ("time_total_s", "timers/", "throughput/", "perf/", "env_runners/episode_duration", "episode_duration")
-    return {name: value for name, value in flatten(metrics).items() if not name.startswith(timed)}
 
 
 def weights(algorithm: MultiAgentAlgorithm) -> dict[str, th.Tensor]:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from pettingzoo import ParallelEnv
 from playing import make, plans
 from refusals import refusal
 from test_against_random import WORTH, ZeroSum, always
@@ -177,34 +176,20 @@ def flat_weights(algorithm: Any) -> list[float]:
 # Seats
 
 
-class Teams(ParallelEnv[str, Any, int]):
+class Teams(ScriptedEnv):
     """Each agent gets what its action is worth; `zero_sum`: less the mean of all."""
 
-    metadata = {"name": "teams"}  # noqa: RUF012
-
     def __init__(self, zero_sum: bool = True, worth: tuple[float, ...] = WORTH) -> None:
-        self.possible_agents = ["x", "y", "z"]
+        super().__init__(dict.fromkeys("xyz", (1, "terminated")))
         self._zero_sum, self._worth = zero_sum, worth
+        self._observation_space, self._action_space = spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(4)
 
-    def observation_space(self, agent: str) -> spaces.Space[Any]:
-        return spaces.Box(0.0, 1.0, (1,))
+    def observation(self, agent: str) -> np.ndarray:
+        return np.zeros(1, np.float32)
 
-    def action_space(self, agent: str) -> spaces.Space[Any]:
-        return spaces.Discrete(4)
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        self.agents = list(self.possible_agents)
-        return self._shown(), {agent: {} for agent in self.agents}
-
-    def step(self, actions: dict[str, int]) -> Any:
-        paid = {agent: self._worth[action] for agent, action in actions.items()}
-        mean = sum(paid.values()) / 3 if self._zero_sum else 0.0
-        rewards, ended = {agent: pay - mean for agent, pay in paid.items()}, dict.fromkeys(self.agents, True)
-        self.agents = []
-        return self._shown(), rewards, ended, dict.fromkeys(ended, False), {agent: {} for agent in ended}
-
-    def _shown(self) -> Any:
-        return {agent: np.zeros(1, np.float32) for agent in self.possible_agents}
+    def _reward(self, agent: str) -> float:
+        paid = {each: self._worth[action] for each, action in self.received[-1].items()}
+        return paid[agent] - (sum(paid.values()) / 3 if self._zero_sum else 0.0)
 
 
 def test_several_agents_are_one_side_and_seats_are_by_choice() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch as th
-from pettingzoo import ParallelEnv
+from gymnasium import spaces
+from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, evaluate_against_random, make_vec_env
 from marl_sb3.callbacks import EvaluationCallback
@@ -19,37 +19,23 @@ WORTH = (1.0, 0.0, 0.5, 0.25)  # of each action
 POLICIES = {"policy_kwargs": {"net_arch": [4]}, "n_steps": 8, "batch_size": 8}
 
 
-class ZeroSum(ParallelEnv[str, Any, int]):
+class ZeroSum(ScriptedEnv):
     """One agent gets what its action is worth, and loses what the other's is. Masks allow the last action alone."""
 
-    metadata = {"name": "zero_sum"}  # noqa: RUF012
-
     def __init__(self, masked: bool = True, length: int = 1) -> None:
-        self.possible_agents = ["a", "b"]
-        self._masked, self._length = masked, length
+        super().__init__(dict.fromkeys("ab", (length, "terminated")))
+        self._info = {"action_mask": np.array([0, 0, 0, 1], np.int8)} if masked else {}
+        self._observation_space, self._action_space = spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(4)
 
-    def observation_space(self, agent: str) -> gymnasium.spaces.Space[Any]:
-        return gymnasium.spaces.Box(0.0, 1.0, (1,))
+    def observation(self, agent: str) -> np.ndarray:
+        return np.zeros(1, np.float32)
 
-    def action_space(self, agent: str) -> gymnasium.spaces.Space[Any]:
-        return gymnasium.spaces.Discrete(4)
+    def _reward(self, agent: str) -> float:
+        own, others = (WORTH[self.received[-1][each]] for each in (agent, {"a": "b", "b": "a"}[agent]))
+        return own - others
 
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        self.agents, self._left = list(self.possible_agents), self._length
-        return self._observed()
-
-    def step(self, actions: dict[str, int]) -> Any:
-        a, b = (WORTH[actions[agent]] for agent in "ab")
-        self._left -= 1
-        is_over = self._left == 0
-        observations, infos = self._observed()
-        self.agents = [] if is_over else self.agents
-        return observations, {"a": a - b, "b": b - a}, {"a": is_over, "b": is_over}, {"a": False, "b": False}, infos
-
-    def _observed(self) -> Any:
-        mask = np.array([0, 0, 0, 1], np.int8)
-        infos: Any = {agent: {"action_mask": mask} if self._masked else {} for agent in "ab"}
-        return {agent: np.zeros(1, np.float32) for agent in "ab"}, infos
+    def _with_masks(self, infos: dict[str, Any]) -> dict[str, Any]:
+        return dict.fromkeys(self.agents, self._info)
 
 
 def always(action: dict[str, int], kind: Any = None) -> MultiAgentAlgorithm:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playing import make, plans, without_clock
+from playing import make, plans
+from small_trainings import without_clock
 from toy_envs import NoisyEnv, ScriptedEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
@@ -55,14 +56,6 @@ def test_any_vectorizer_gives_the_same_numbers() -> None:
             without_clock(evaluate_policies(algorithm, env, 7, deterministic, seed=2)) for env in envs
         )
         assert batched == sync == supersuit
-
-
-def test_sampled_actions_are_others_than_the_most_likely_ones() -> None:
-    algorithm, env = make("arena"), make_vec_env("arena", n_envs=2)
-    sampled, likely = (
-        without_clock(evaluate_policies(algorithm, env, 4, deterministic, seed=0)) for deterministic in (False, True)
-    )
-    assert sampled != likely
 
 
 def test_some_policies_may_sample_while_the_others_take_the_most_likely_actions(tmp_path: Path) -> None:

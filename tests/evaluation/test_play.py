@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from gymnasium import spaces
-from playing import PAY, STAGGERED, make, without_clock
+from playing import PAY, STAGGERED, make
+from small_trainings import without_clock
 from toy_envs import SampledEnv, ScriptedEnv
 
 import marl_sb3

@@ -14,7 +14,7 @@ import torch as th
 from gymnasium import spaces
 from playing import STAGGERED, make
 from stable_baselines3.common.evaluation import evaluate_policy
-from toy_envs import SampledEnv, ScriptedEnv
+from toy_envs import SampledEnv, ScriptedEnv, TwoKinds
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentVecEnv, PolicySpec, make_vec_env
@@ -68,22 +68,6 @@ def test_agents_that_join_late_act_from_then_on() -> None:
     assert [len(recorder.batches) for recorder in recorders.values()] == [3, 2]
 
 
-class TwoKinds(ScriptedEnv):
-    """Agents a and c see three numbers and choose one of three; b sees two and answers with two."""
-
-    def __init__(self) -> None:
-        super().__init__({"a": (2, "truncated"), "b": (3, "truncated"), "c": (1, "terminated")})
-
-    def observation_space(self, agent: str) -> spaces.Space[Any]:
-        return spaces.Box(-9, 9, (2,), np.float32) if agent == "b" else super().observation_space(agent)
-
-    def action_space(self, agent: str) -> spaces.Space[Any]:
-        return spaces.Box(-1, 1, (2,), np.float32) if agent == "b" else super().action_space(agent)
-
-    def observation(self, agent: str) -> np.ndarray:
-        return super().observation(agent)[: 2 if agent == "b" else 3]
-
-
 @pytest.mark.parametrize(
     ("policies", "mapping"),
     [("per_agent", None), ({"p": PolicySpec(), "q": PolicySpec()}, {"a": "p", "c": "p", "b": "q"})],
@@ -95,7 +79,7 @@ def test_agents_with_unequal_spaces_act_by_their_own_policies(policies: Any, map
     assert metrics["agent_episode_returns_mean"] == {"a": 2.0, "b": 6.0, "c": 3.0}
     for received in env.call("received", [0, 1]):
         for step, actions in enumerate(received):
-            observed = {"a": [1, 1, step], "b": [2, 1], "c": [3, 1, step]}
+            observed = {"a": [1, 1, step], "b": [2, step], "c": [3, 1, step]}
             expected = algorithm.predict(
                 {agent: np.array(observed[agent], dtype=np.float32) for agent in actions}, deterministic=True
             )

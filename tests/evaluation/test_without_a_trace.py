@@ -11,7 +11,8 @@ import pytest
 import stable_baselines3
 import torch as th
 from gymnasium import spaces
-from playing import make, plans, weights, without_clock
+from playing import make, plans, weights
+from small_trainings import without_clock
 from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 
 from marl_sb3 import EnvError, PolicySpec, make_vec_env

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import stable_baselines3
 from gymnasium import spaces
-from pettingzoo import ParallelEnv
+from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
@@ -21,13 +21,12 @@ NUM_ENVS, ITERATIONS = 3, 2
 _SMALL = {"n_steps": 24, "batch_size": 16, "n_epochs": 2, "policy_kwargs": {"net_arch": [8, 4]}, "device": "cpu"}
 
 
-class ManySpaces(ParallelEnv):
+class ManySpaces(ScriptedEnv):
     """Two agents with Dict observations and actions of their own kinds; every number follows from seed and actions."""
 
-    metadata = {"name": "many_spaces_v0"}  # noqa: RUF012 - as PettingZoo has it
-
     def __init__(self) -> None:
-        self.possible_agents = ["walker", "chooser"]
+        # The walker leaves first, so that the chooser is alone for some steps.
+        super().__init__({"walker": (9, "truncated"), "chooser": (13, "truncated")}, infos=False)
         parts = {"place": spaces.Box(-9, 9, (2,)), "kind": spaces.Discrete(5), "flags": spaces.MultiBinary(3)}
         self._observation = spaces.Dict(parts)
         self._actions = {"walker": spaces.Box(-1, 1, (2,)), "chooser": spaces.MultiDiscrete([2, 3])}
@@ -38,70 +37,53 @@ class ManySpaces(ParallelEnv):
     def action_space(self, agent: str) -> spaces.Space[Any]:
         return self._actions[agent]
 
-    def _seen(self) -> dict[str, Any]:
-        one = {
+    def observation(self, agent: str) -> Any:
+        return {
             "place": self._rng.normal(size=2).astype(np.float32),
             "kind": int(self._rng.integers(5)),
             "flags": self._rng.integers(0, 2, 3, dtype=np.int8),
         }
-        return {agent: dict(one) for agent in self.possible_agents}
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         self._rng = np.random.default_rng(seed)
-        self.agents, self._step = list(self.possible_agents), 0
-        return self._seen(), {agent: {} for agent in self.agents}
+        return super().reset(seed, options)
 
-    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-        self._step += 1
-        acted = list(self.agents)
-        # The walker leaves first, so that the chooser is alone for some steps.
-        over = {agent: self._step >= (9 if agent == "walker" else 13) for agent in acted}
-        self.agents = [agent for agent in acted if not over[agent]]
-        rewards = {agent: float(np.sum(actions[agent])) for agent in acted}
-        nobody = dict.fromkeys(acted, False)
-        return self._seen(), rewards, nobody, over, {agent: {} for agent in acted}
+    def _reward(self, agent: str) -> float:
+        return float(np.sum(self.received[-1][agent]))
 
 
-class KnowsItsState(ParallelEnv):
+class KnowsItsState(ScriptedEnv):
     """One-hot observations, and a `get_state` of its own, so that a checkpoint holds no log of actions."""
 
-    metadata = {"name": "knows_its_state_v0"}  # noqa: RUF012
-
     def __init__(self) -> None:
-        self.possible_agents = ["left", "right"]
-        self._observation, self._action = spaces.Discrete(7), spaces.Discrete(3)
-        self._place = self._step = 0
+        super().__init__(dict.fromkeys(["left", "right"], (11, "truncated")), infos=False)
+        self._seen, self._place = spaces.Discrete(7), 0
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        return self._observation
+        return self._seen
 
-    def action_space(self, agent: str) -> spaces.Space[Any]:
-        return self._action
-
-    def _seen(self) -> dict[str, int]:
-        return dict.fromkeys(self.possible_agents, self._place)
+    def observation(self, agent: str) -> Any:
+        return self._place
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        self.agents, self._place, self._step = list(self.possible_agents), (seed or 0) % 7, 0
-        return self._seen(), {agent: {} for agent in self.agents}
+        self._place = (seed or 0) % 7
+        return super().reset(seed, options)
 
     def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
         self._place = (self._place + sum(map(int, actions.values()))) % 7
-        self._step += 1
-        acted, over = list(self.agents), self._step >= 11
-        if over:
-            self.agents = []
-        rewards = dict.fromkeys(acted, float(self._place))
-        nobody = dict.fromkeys(acted, False)
-        return self._seen(), rewards, nobody, dict.fromkeys(acted, over), {agent: {} for agent in acted}
+        return super().step(actions)
+
+    def _reward(self, agent: str) -> float:
+        return float(self._place)
 
     def get_state(self) -> dict[str, Any]:
-        return {"place": self._place, "step": self._step, "agents": list(self.agents), "grid": np.arange(4)}
+        return {"place": self._place, "step": self.step_count, "agents": list(self.agents), "grid": np.arange(4)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         if not 0 <= state["place"] < 7 or not 0 <= state["step"] < 11 or state["agents"] != self.possible_agents:
             raise ValueError("not a state of this env")
-        self._place, self._step, self.agents = int(state["place"]), int(state["step"]), list(state["agents"])
+        self._place, self.step_count, self.present = int(state["place"]), int(state["step"]), list(state["agents"])
+        self.agents = self._acting()
 
 
 class Goals(KnowsItsState):
@@ -109,12 +91,11 @@ class Goals(KnowsItsState):
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         place = spaces.Box(0, 6, (1,))
-        return spaces.Dict({"observation": self._observation, "achieved_goal": place, "desired_goal": place})
+        return spaces.Dict({"observation": self._seen, "achieved_goal": place, "desired_goal": place})
 
-    def _seen(self) -> dict[str, Any]:
+    def observation(self, agent: str) -> Any:
         place, goal = (np.array([number], np.float32) for number in (self._place, 3))
-        seen = {"observation": self._place, "achieved_goal": place, "desired_goal": goal}
-        return dict.fromkeys(self.possible_agents, seen)
+        return {"observation": self._place, "achieved_goal": place, "desired_goal": goal}
 
     def compute_reward(self, agent: str, achieved: Any, desired: Any, infos: Any) -> Any:
         return (achieved == desired)[:, 0].astype(np.float32)

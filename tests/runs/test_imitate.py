@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -138,20 +139,26 @@ def test_a_wrong_command_line_leaves_no_folder(
     assert not (tmp_path / "run").exists()
 
 
+def interrupt(monkeypatch: pytest.MonkeyPatch, kind: Any, run: Callable[[], Any]) -> None:
+    """Run and send an interrupt in the second of its epochs."""
+
+    def interrupted(learning: Any) -> Any:
+        if learning.epoch == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return run_epoch(learning)
+
+    run_epoch = kind.run_epoch
+    monkeypatch.setattr(kind, "run_epoch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    monkeypatch.undo()
+
+
 def test_an_interruption_keeps_what_was_learned_and_the_cloning_goes_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: marl_sb3.Run
 ) -> None:
-    def interrupted(cloning: Cloning) -> Any:
-        if cloning.epoch == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-        return run_epoch(cloning)
-
-    run_epoch = Cloning.run_epoch
-    monkeypatch.setattr(Cloning, "run_epoch", interrupted)
     folder = tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt):
-        cloned(data, folder)
-    monkeypatch.undo()
+    interrupt(monkeypatch, Cloning, lambda: cloned(data, folder))
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["ckpt-000002"]
     assert evaluate_main([str(folder), "--episodes", "1"]) == 0
     went_on = imitate(resume=folder, progress_bar=False)
@@ -211,17 +218,7 @@ def test_offline_training_that_is_interrupted_goes_on_exactly(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = offline(data, tmp_path / "whole")
-
-    def interrupted(training: OfflineTraining) -> Any:
-        if training.epoch == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-        return run_epoch(training)
-
-    run_epoch = OfflineTraining.run_epoch
-    monkeypatch.setattr(OfflineTraining, "run_epoch", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        offline(data, tmp_path / "run")
-    monkeypatch.undo()
+    interrupt(monkeypatch, OfflineTraining, lambda: offline(data, tmp_path / "run"))
     np.random.seed(99)  # noqa: NPY002 - the minibatches are drawn from this generator, whose state is in the checkpoint
     went_on = imitate(resume=tmp_path / "run", progress_bar=False)
     assert [result["iteration"] for result in went_on.results] == [1, 2, 3]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,48 +82,41 @@ def test_any_printable_string_is_an_id(value: str) -> None:
     assert id_fault(value) is None
 
 
-@pytest.mark.parametrize(
-    ("agents", "words"),
-    [
-        (("a", "b", "a"), "possible_agents has 'a' twice"),
-        ((), "possible_agents is []; accepted: a list of agent ids"),
-    ],
-)
-def test_agents_that_are_no_list_of_ids_are_refused(agents: tuple[str, ...], words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make_vec_env(env_of(*agents))
-    assert words in str(caught.value)
+OF_TWO = ["1", "2"]
 
 
 @pytest.mark.parametrize(
-    ("mapping", "words"),
+    ("resolve", "words"),
     [
-        (lambda agent: 1, "sends agent 'a' to unknown policy 1 of type int; accepted: 1, 2"),
-        (lambda agent: ["1"], "sends agent 'a' to unknown policy ['1'] of type list"),
-        (lambda agent: None, "leaves out agent 'a'"),
-        ({0: "1", "a": "1", "b": "2"}, "names agent 0 of type int; the env has a, b"),
-        ({("a",): "1", 0: "1"}, "names agent ('a',) of type tuple"),
-        ("1", "policy_mapping_fn is '1'; accepted: a function"),
+        (lambda: make_vec_env(env_of("a", "b", "a")), "possible_agents has 'a' twice"),
+        (lambda: make_vec_env(env_of()), "possible_agents is []; accepted: a list of agent ids"),
+        *(
+            (partial(policy_of_agents, OF_TWO, ["a", "b"], mapping), words)
+            for mapping, words in (
+                (lambda agent: 1, "sends agent 'a' to unknown policy 1 of type int; accepted: 1, 2"),
+                (lambda agent: ["1"], "sends agent 'a' to unknown policy ['1'] of type list"),
+                (lambda agent: None, "leaves out agent 'a'"),
+                ({0: "1", "a": "1", "b": "2"}, "names agent 0 of type int; the env has a, b"),
+                ({("a",): "1", 0: "1"}, "names agent ('a',) of type tuple"),
+                ("1", "policy_mapping_fn is '1'; accepted: a function"),
+            )
+        ),
+        *(
+            (partial(policies_that_train, to_train, OF_TWO), words)
+            for to_train, words in (
+                ([1], "names unknown policy 1 of type int; accepted: 1, 2"),
+                ([["1"]], "names unknown policy ['1'] of type list"),
+                ("1", "policies_to_train is '1'; accepted: a list"),
+                (1, "policies_to_train is 1; accepted: a list"),
+            )
+        ),
     ],
 )
-def test_mapping_to_what_is_no_policy_is_refused(mapping: Any, words: str) -> None:
+def test_agents_mappings_and_policies_to_train_that_are_no_ids_are_refused(
+    resolve: Callable[[], Any], words: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        policy_of_agents(["1", "2"], ["a", "b"], mapping)
-    assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("to_train", "words"),
-    [
-        ([1], "names unknown policy 1 of type int; accepted: 1, 2"),
-        ([["1"]], "names unknown policy ['1'] of type list"),
-        ("1", "policies_to_train is '1'; accepted: a list"),
-        (1, "policies_to_train is 1; accepted: a list"),
-    ],
-)
-def test_policies_to_train_that_are_no_ids_are_refused(to_train: Any, words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        policies_that_train(to_train, ["1", "2"])
+        resolve()
     assert words in str(caught.value)
 
 

@@ -34,7 +34,6 @@ from stock_training import (
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec
-from marl_sb3.core.learners.spec import resolve_hyperparameters
 
 
 class TorchPPO(marl_sb3.PPO):
@@ -231,8 +230,3 @@ def test_unclipped_value_loss_is_that_without_clipping() -> None:
     clipping, plain = one_iteration(clip_range_vf=1e-9), one_iteration()
     assert clipping["vf_loss_unclipped"] == pytest.approx(plain["vf_loss"], rel=1e-6)
     assert clipping["vf_loss"] > 1.0001 * plain["vf_loss"]
-
-
-def test_schedules_written_as_text_are_sb3s_own() -> None:
-    resolved = resolve_hyperparameters(marl_sb3.PPO, {"learning_rate": "lin_4e-4"})["learning_rate"]
-    assert [resolved(progress) for progress in (1.0, 0.5, 0.0)] == pytest.approx([4e-4, 2e-4, 0.0])

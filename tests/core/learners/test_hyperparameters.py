@@ -11,7 +11,7 @@ import stable_baselines3
 import torch as th
 
 from marl_sb3 import PPO, ConfigError, MaskablePPO, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.core.config.algorithms import algorithm_info, info_of, takes_integers
+from marl_sb3.core.config.algorithms import info_of, takes_integers
 from marl_sb3.core.config.settings import PolicySection
 from marl_sb3.core.learners.spec import hyperparameter_defaults, resolve_hyperparameters
 from marl_sb3.core.state.state import StateReader
@@ -146,24 +146,6 @@ def test_every_hyperparameter_has_its_range() -> None:
     assert set(ACCEPTED) == set(REFUSED) == set(hyperparameter_defaults(PPO))
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        (
-            "clip_range_vf",
-            -1,
-            "accepted: a number above 0 and at most 1000000, or lin_X for a line from X down to 0, or .*, or null",
-        ),
-        ("target_kl", 0, "accepted: a number above 0, or null"),
-        ("gamma", 2, "accepted: a number from 0 to 1"),
-        ("batch_size", 1, "accepted: an integer of at least 2"),
-    ],
-)
-def test_refusal_spells_out_every_form(name: str, value: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        resolve_hyperparameters(PPO, {name: value})
-
-
 def test_integers_may_be_written_with_an_exponent() -> None:
     assert all(map(takes_integers, ["n_steps", "batch_size", "sde_sample_freq", "cg_max_steps", "n_critic_updates"]))
     assert not any(map(takes_integers, ["learning_rate", "gamma", "target_kl", "policy_kwargs"]))
@@ -231,29 +213,32 @@ def test_activation_is_a_name_or_a_class(name: Any, expected: type) -> None:
     assert given["activation_fn"] is name
 
 
-@pytest.mark.parametrize("name", ["ReLU", "leakyrelu", "softmax"])
-def test_unknown_activation_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"activation_fn is '{name}'; accepted: tanh, relu, elu") as caught:
-        resolve_hyperparameters(PPO, {"policy_kwargs": {"activation_fn": name}})
-    assert caught.value.key == "policy_kwargs.activation_fn"
-
-
-# Names
-
-
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("given", "message"),
     [
-        ("learning_rte", "unknown hyperparameter 'learning_rte' of PPO; did you mean learning_rate"),
-        ("zzz", "unknown hyperparameter 'zzz' of PPO; accepted: learning_rate, n_steps, batch_size"),
-        ("seed", "'seed' is set by marl_sb3 for all policies; it is not a hyperparameter"),
-        ("rollout_buffer_class", "'rollout_buffer_class' is set by marl_sb3"),
+        *(
+            ({"policy_kwargs.activation_fn": name}, f"activation_fn is '{name}'; accepted: tanh, relu, elu")
+            for name in ("ReLU", "leakyrelu", "softmax")
+        ),
+        ({"learning_rte": 1}, "unknown hyperparameter 'learning_rte' of PPO; did you mean learning_rate"),
+        ({"zzz": 1}, "unknown hyperparameter 'zzz' of PPO; accepted: learning_rate, n_steps, batch_size"),
+        ({"seed": 1}, "'seed' is set by marl_sb3 for all policies; it is not a hyperparameter"),
+        ({"rollout_buffer_class": 1}, "'rollout_buffer_class' is set by marl_sb3"),
+        (
+            {"clip_range_vf": -1},
+            "accepted: a number above 0 and at most 1000000, or lin_X for a line from X down to 0, or .*, or null",
+        ),
+        ({"target_kl": 0}, "accepted: a number above 0, or null"),
+        ({"gamma": 2}, "accepted: a number from 0 to 1"),
+        ({"batch_size": 1}, "accepted: an integer of at least 2"),
     ],
 )
-def test_unknown_name_is_refused(name: str, message: str) -> None:
+def test_refusals_spell_out_every_form_and_every_name(given: dict[str, Any], message: str) -> None:
+    ((key, value),) = given.items()
+    name, _, part = key.partition(".")
     with pytest.raises(ConfigError, match=message) as caught:
-        resolve_hyperparameters(PPO, {name: 1})
-    assert caught.value.key == name
+        resolve_hyperparameters(PPO, {name: {part: value} if part else value})
+    assert caught.value.key == key
 
 
 # Specs
@@ -295,13 +280,6 @@ def test_spec_refuses_what_it_cannot_make(arguments: Any, key: str, message: str
 
 def test_spec_says_what_it_is() -> None:
     assert repr(PolicySpec(gamma=0.9)) == "PolicySpec(PPO, 'MlpPolicy', gamma=0.9)"
-
-
-def test_algorithms_have_names() -> None:
-    assert algorithm_info("ppo").algorithm_class is PPO
-    with pytest.raises(ConfigError, match=r"unknown algorithm 'poo'; accepted: .*ppo") as caught:
-        algorithm_info("poo")
-    assert caught.value.key == "algo"
 
 
 @dataclass(frozen=True)

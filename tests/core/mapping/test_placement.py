@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch as th
-from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_envs import ScriptedEnv
+from toy_envs import ScriptedEnv, TwoKinds
 
-from marl_sb3 import ConfigError, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
+from marl_sb3 import ConfigError, MultiAgentAlgorithm, MultiAgentCallback, MultiAgentVecEnv, PolicySpec, make_vec_env
 from marl_sb3.core.mapping import policy_of_agents, resolve_policies, rows_of_policy
-from marl_sb3.core.vec_env.interface import InProcessVecEnv
-from marl_sb3.core.vec_env.observations import AgentGroup
-from marl_sb3.core.vec_env.step import DictInfos, FinalObservations, VecStep, first_step
 
 TINY = {"batch_size": 2, "n_epochs": 1, "policy_kwargs": {"net_arch": [2]}}
 
@@ -66,7 +61,6 @@ def test_mapping_is_a_function_a_dictionary_or_evident(policy_ids: Any, mapping:
         (["p"], {"a": "p"}, "leaves out agent 'b'"),
         (["p"], {"a": "p", "b": "p", "x": "p"}, "names agent 'x'; the env has a, b"),
         (["p"], {"a": "p", "b": "r"}, "sends agent 'b' to unknown policy 'r'; accepted: p"),
-        (["p"], lambda agent: None, "leaves out agent 'a'"),
         (["p", "q"], {"a": "p", "b": "p"}, "policy 'q' acts for no agent; agents: a, b"),
         (["p", "q"], None, "policies p, q and agents a, b: a policy_mapping_fn is needed"),
         (["a", "b", "c"], None, "a policy_mapping_fn is needed"),
@@ -162,78 +156,9 @@ def test_each_policy_gets_the_steps_of_its_agents_and_they_its_actions(mapping: 
 # Agents with different spaces
 
 
-class TwoGroups(InProcessVecEnv):
-    """Agents a and c see [number, episode, step] and choose one of 3; b, from another group, sees [number, step].
-
-    b is terminated after 2 steps, the others are truncated after 4. Every reward is the agent's number.
-    """
-
-    agents = ("a", "b", "c")
-    ends = np.array([4, 2, 4])
-    metadata: Mapping[str, Any] = {}
-    render_mode = None
-
-    def __init__(self, num_envs: int = 2) -> None:
-        self.num_envs = num_envs
-        box = spaces.Box(-100, 100, (3,), np.float32)
-        self.groups = (
-            AgentGroup(("a", "c"), (0, 2), box, spaces.Discrete(3)),
-            AgentGroup(("b",), (1,), spaces.Box(-100, 100, (2,), np.float32), spaces.Box(-1, 1, (2,), np.float32)),
-        )
-        self.to_act = np.zeros((num_envs, 3), dtype=bool)
-        self.episode = 0
-        self.received: list[list[np.ndarray]] = []
-
-    def _observation(self, column: int) -> np.ndarray:
-        middle = [] if column == 1 else [self.episode]
-        return np.array([column + 1, *middle, self.taken], dtype=np.float32)
-
-    def _observations(self) -> tuple[np.ndarray, ...]:
-        one_env = [np.stack([self._observation(column) for column in group.columns]) for group in self.groups]
-        active = [self.to_act[:, group.columns, None] for group in self.groups]
-        return tuple(array * live for array, live in zip(one_env, active, strict=True))
-
-    def _begin(self) -> tuple[np.ndarray, ...]:
-        self.episode, self.taken = self.episode + 1, 0
-        self.to_act = np.ones((self.num_envs, 3), dtype=bool)
-        return self._observations()
-
-    def _reset(self, options: Any = None) -> VecStep:
-        return first_step(self._begin(), (None, None), self.to_act, {})
-
-    def _step(self, actions: Sequence[np.ndarray]) -> VecStep:
-        self.received.append([array.copy() for array in actions])
-        self.taken += 1
-        acted, ends_now = self.to_act, self.to_act & (self.ends == self.taken)
-        finals = {(e, column): self._observation(column) for e, column in np.argwhere(ends_now).tolist()}
-        self.to_act = acted & ~ends_now
-        over = not self.to_act.any()
-        return VecStep(
-            observations=self._begin() if over else self._observations(),
-            action_masks=(None, None),
-            rewards=np.where(acted, [1, 2, 3], 0).astype(np.float32),
-            terminated=ends_now & (self.ends == 2),
-            truncated=ends_now & (self.ends == 4),
-            acted=acted,
-            to_act=self.to_act,
-            in_play=acted,
-            stepped=np.ones(self.num_envs, dtype=bool),
-            episode_done=np.full(self.num_envs, over),
-            final_observations=FinalObservations(finals),
-            infos=DictInfos([{}] * self.num_envs),
-            reset_infos={},
-        )
-
-    def _not_here(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError
-
-    _call = _get_state = _set_state = _not_here
-
-    def _seed(self, seed: int) -> None:
-        pass
-
-    def _close(self) -> None:
-        pass
+def two_groups() -> MultiAgentVecEnv:
+    script = {"a": (4, "truncated"), "b": (2, "terminated"), "c": (4, "truncated")}
+    return make_vec_env(TwoKinds, n_envs=2, script=script)
 
 
 def test_agents_of_one_policy_with_different_spaces_are_refused() -> None:
@@ -242,13 +167,13 @@ def test_agents_of_one_policy_with_different_spaces_are_refused() -> None:
         "accepted: .*per_agent"
     )
     with pytest.raises(ConfigError, match=message) as caught:
-        MultiAgentAlgorithm(TwoGroups(), "shared", n_steps=8)
+        MultiAgentAlgorithm(two_groups(), "shared", n_steps=8)
     assert caught.value.key == "policies"
 
 
 def test_different_spaces_have_no_sb3_vec_env() -> None:
     with pytest.raises(ConfigError, match="needs the same spaces for all agents"):
-        TwoGroups().as_sb3_vec_env()
+        two_groups().as_sb3_vec_env()
 
 
 GROUPINGS = {
@@ -260,7 +185,7 @@ GROUPINGS = {
 @pytest.mark.parametrize("name", GROUPINGS)
 def test_policies_of_different_groups_learn_side_by_side(name: str) -> None:
     policies, mapping = GROUPINGS[name]
-    env, keep = TwoGroups(), Keep()
+    env, keep = two_groups(), Keep()
     algorithm = MultiAgentAlgorithm(env, policies, mapping, n_steps=6, seed=0, device="cpu")
     before = {policy_id: policy.policy.action_net.bias.clone() for policy_id, policy in algorithm.policies.items()}
     algorithm.learn(6 * env.num_envs, callback=keep)
@@ -272,9 +197,11 @@ def test_policies_of_different_groups_learn_side_by_side(name: str) -> None:
     assert seen.tolist() == [[2, s] for s in (0, 1, 0, 1) for _ in range(2)]
     rows = keep.kept["pair" if mapping else "c"]["observations"]
     assert rows[:, -1].tolist() == [[3, *at] for at in zip(episodes, taken, strict=True)]
-    for step, (of_pair, of_b) in enumerate(env.received):
-        assert of_pair.shape == (2, 2)
-        assert of_b.shape == (2, 1, 2)
-        np.testing.assert_array_equal(of_b[:, 0], np.clip(keep.kept["b"]["actions"][step], -1, 1))
-        if mapping:
-            np.testing.assert_array_equal(of_pair.reshape(-1), keep.kept["pair"]["actions"][step, :, 0])
+    for index, received in enumerate(env.call("received", range(2))):
+        assert [len(actions) for actions in received] == [3, 3, 2, 2, 3, 3]
+        for step, actions in enumerate(received):
+            if "b" in actions:
+                np.testing.assert_array_equal(actions["b"], np.clip(keep.kept["b"]["actions"][step, index], -1, 1))
+            if mapping:
+                of_pair = keep.kept["pair"]["actions"][step, 2 * index : 2 * index + 2, 0]
+                assert [actions["a"], actions["c"]] == of_pair.tolist()

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch as th
+from small_trainings import with_known_values
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, make_vec_env
@@ -202,22 +202,8 @@ class Keep(MultiAgentCallback):
 
 def rollout(env: Any, n_steps: int, policies: str = "shared", rollouts: int = 1) -> dict[str, dict[str, np.ndarray]]:
     """Play with the known value function, and without learning."""
-    algorithm = MultiAgentAlgorithm(
-        env,
-        policies,
-        n_steps=n_steps,
-        batch_size=2,
-        n_epochs=1,
-        gamma=0.5,
-        gae_lambda=0.5,
-        learning_rate=lambda _: 0.0,
-        policy_kwargs={"net_arch": []},
-        seed=0,
-        device="cpu",
-    )
-    for policy in algorithm.policies.values():
-        with th.no_grad():
-            policy.policy.value_net.weight.copy_(th.tensor([[0.0, 10.0, 2.0]]))  # (agent, episode, step)
+    weight = [0.0, 10.0, 2.0]  # (agent, episode, step)
+    algorithm = with_known_values(env, policies, n_steps, weight, gamma=0.5, gae_lambda=0.5)
     keep = Keep()
     algorithm.learn(n_steps * rollouts * env.num_envs, callback=keep)
     return keep.kept

@@ -11,6 +11,7 @@ import pytest
 import torch as th
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_trainings import with_known_values
 from toy_envs import NoisyEnv
 from turn_env import TurnEnv, turn_env_plans
 from turn_plans import env_plans
@@ -126,23 +127,7 @@ def test_every_transition_of_a_turn_based_env_reaches_the_buffer_once(plans: Any
 
 def _train_and_compare(made: Any, policies: str, plans: Any, n_steps: int, rollouts: int) -> None:
     env = make_vec_env(made, n_envs=len(plans), seed=0, plans=plans)
-    algorithm = MultiAgentAlgorithm(
-        env,
-        policies,
-        n_steps=n_steps,
-        batch_size=2,
-        n_epochs=1,
-        gamma=GAMMA,
-        gae_lambda=LAMBDA,
-        learning_rate=lambda _: 0.0,
-        policy_kwargs={"net_arch": []},
-        seed=0,
-        device="cpu",
-    )
-    for policy in algorithm.policies.values():
-        with th.no_grad():
-            policy.policy.value_net.weight.copy_(th.tensor([[0.0, WEIGHT, 0.0]]))
-            policy.policy.value_net.bias.zero_()
+    algorithm = with_known_values(env, policies, n_steps, [0.0, WEIGHT, 0.0], GAMMA, LAMBDA)
     trace = PlainTrace()
     algorithm.learn(n_steps * rollouts * env.num_envs, callback=trace)
     assert trace.compared > 0

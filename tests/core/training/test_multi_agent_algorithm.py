@@ -17,9 +17,10 @@ import pytest
 import stable_baselines3
 import torch as th
 from gymnasium import spaces
+from small_trainings import Results, without_clock
 from toy_envs import SampledEnv, ScriptedEnv
 
-from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
+from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.metrics.names import flatten
 
 TINY: dict[str, Any] = {"batch_size": 4, "n_epochs": 1, "policy_kwargs": {"net_arch": [4]}, "learning_rate": 0.01}
@@ -40,11 +41,6 @@ def weights(algorithm: MultiAgentAlgorithm, policy_id: str) -> dict[str, th.Tens
 
 def same(one: Mapping[str, th.Tensor], other: Mapping[str, th.Tensor]) -> bool:
     return all(th.equal(value, other[name]) for name, value in one.items())
-
-
-def without_clock(result: Mapping[str, Any]) -> dict[str, Any]:
-    timed = ("time_total_s", "timers/", "throughput/", "perf/", "env_runners/episode_duration")
-    return {name: value for name, value in flatten(result).items() if not name.startswith(timed)}
 
 
 # Which policies there are, and which of them learn
@@ -145,18 +141,6 @@ def test_timesteps_count_env_steps_and_whole_iterations() -> None:
     assert result["env_runners"]["num_env_steps_sampled"] == ITERATION
     assert result["env_runners"]["num_agent_steps_sampled"] == {"a": ITERATION, "b": ITERATION}
     assert result["env_runners"]["num_episodes"] == ITERATION / 3
-
-
-class Results(MultiAgentCallback):
-    """Keeps the result of every iteration."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: list[dict[str, Any]] = []
-
-    def on_iteration_end(self, result: dict[str, Any]) -> bool:
-        self.kept.append(result)
-        return True
 
 
 def test_learning_again_begins_anew_or_goes_on() -> None:

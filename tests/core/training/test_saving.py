@@ -13,7 +13,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from run_records import leaves
-from small_trainings import CASES, SMALL, Remembers, arena, assert_same, bits, build, tensors_of
+from small_trainings import CASES, SMALL, Remembers, arena, assert_same, bits, build, tensors_of, without_clock
 from toy_envs import RandomEnv
 
 import marl_sb3
@@ -35,8 +35,7 @@ class Results(MultiAgentCallback):
         self.save_at, self.folder = save_at, folder
 
     def on_iteration_logged(self, result: dict[str, Any]) -> None:
-        clocks = ("time", "throughput", "perf", "env_runners/episode_duration")
-        self.results.append({k: v for k, v in flatten(result).items() if not k.startswith(clocks)})
+        self.results.append(without_clock(result))
         if result["iteration"] == self.save_at and self.folder is not None:
             self.algorithm.save(self.folder)
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from gymnasium import spaces
-from pettingzoo import ParallelEnv
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import ConfigError, EnvError, make_vec_env
@@ -246,13 +245,13 @@ def test_a_state_with_other_observations_is_not_taken_for_exact() -> None:
 # Agents with different spaces
 
 
-class TwoKinds(ParallelEnv):  # type: ignore[misc]  # PettingZoo ships no types
+class TwoKinds(ScriptedEnv):
     """Agents a and c count, and may not choose 1 in odd steps; b, which leaves after 2 steps, sees two things."""
 
-    metadata: ClassVar[dict[str, Any]] = {"name": "two_kinds"}
-    render_mode = None
-    possible_agents = ("a", "b", "c")
     fault: ClassVar[float] = 0.0
+
+    def __init__(self) -> None:
+        super().__init__({"a": (4, "truncated"), "b": (2, "terminated"), "c": (4, "truncated")})
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         own = spaces.Box(-9, 9, (1,), np.float32)
@@ -262,24 +261,23 @@ class TwoKinds(ParallelEnv):  # type: ignore[misc]  # PettingZoo ships no types
         return spaces.Box(-1, 1, (2,), np.float32) if agent == "b" else spaces.Discrete(3)
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        self.agents, self.time, self.count = list(self.possible_agents), 0, float((seed or 0) % 5)
-        return self.seen(), {agent: self.info(agent) for agent in self.agents}
+        self.count = float((seed or 0) % 5)
+        return super().reset(seed, options)
 
-    def seen(self) -> dict[str, Any]:
+    def observation(self, agent: str) -> Any:
         own = np.array([self.count], np.float32)
-        return {a: {"own": own + 1, "level": self.time} if a == "b" else own + self.fault for a in self.agents}
-
-    def info(self, agent: str) -> dict[str, Any]:
-        return {} if agent == "b" else {"action_mask": np.array([True, self.time % 2 == 0, agent == "a"])}
+        return {"own": own + 1, "level": self.step_count} if agent == "b" else own + self.fault
 
     def step(self, actions: Any) -> Any:
-        self.time, self.count = self.time + 1, self.count + (float(actions["b"][1]) if "b" in actions else 0.25)
-        rewards, infos = dict.fromkeys(self.agents, self.count), {agent: self.info(agent) for agent in self.agents}
-        terminated = {agent: agent == "b" and self.time == 2 for agent in self.agents}
-        truncated = {agent: agent != "b" and self.time == 4 for agent in self.agents}
-        results = self.seen(), rewards, terminated, truncated, infos
-        self.agents = [agent for agent in self.agents if not (terminated[agent] or truncated[agent])]
-        return results
+        self.count += float(actions["b"][1]) if "b" in actions else 0.25
+        return super().step(actions)
+
+    def _reward(self, agent: str) -> float:
+        return self.count
+
+    def _with_masks(self, infos: dict[str, Any]) -> dict[str, Any]:
+        masks = {agent: np.array([True, self.step_count % 2 == 0, agent == "a"]) for agent in "ac"}
+        return {"b": {}, **{agent: {"action_mask": mask} for agent, mask in masks.items()}}
 
     @classmethod
     def make_batched(cls, num_envs: int) -> BatchedEnv:
@@ -290,7 +288,7 @@ class KindsTogether(BatchedEnv):
     """Plain envs whose results are put into arrays."""
 
     def __init__(self, envs: list[TwoKinds]) -> None:
-        self.envs, self.num_envs, self.possible_agents = envs, len(envs), envs[0].possible_agents
+        self.envs, self.num_envs, self.possible_agents = envs, len(envs), ("a", "b", "c")
         self.metadata, self.render_mode = envs[0].metadata, None
         self.masks = np.zeros((self.num_envs, 3, 3), np.bool_)
         self.of_a_and_c = np.zeros((self.num_envs, 2, 1), np.float32)

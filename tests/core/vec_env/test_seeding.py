@@ -34,22 +34,16 @@ def test_seed_of_an_episode_never_changes(triple, seed):
     assert episode_seed(*triple) == seed
 
 
-@pytest.mark.parametrize("run_seed", [0, 1, 42, 2**31 - 1, 2**32 - 1])
-def test_64_envs_with_50_episodes_share_no_seed_and_stay_below_2_to_the_31(run_seed):
-    seeds = [episode_seed(run_seed, env, episode) for env in range(64) for episode in range(50)]
+@pytest.mark.parametrize(
+    ("run_seeds", "n_envs", "n_episodes"),
+    [*(([run_seed], 64, 50) for run_seed in (0, 1, 5, 42, 2**31 - 1, 2**32 - 1)), (range(10), 8, 20)],
+)
+def test_episodes_of_envs_and_of_neighbouring_runs_share_no_seed(run_seeds, n_envs, n_episodes):
+    triples = [(run, env, episode) for run in run_seeds for env in range(n_envs) for episode in range(n_episodes)]
+    seeds = [episode_seed(*triple) for triple in triples]
     assert len(set(seeds)) == len(seeds)
     assert min(seeds) >= 0
     assert 2**30 < max(seeds) < 2**31
-
-
-def test_neighbouring_run_seeds_share_no_seed():
-    seeds = [episode_seed(run, env, episode) for run in range(10) for env in range(8) for episode in range(20)]
-    assert len(set(seeds)) == len(seeds)
-
-
-def test_env_and_episode_index_are_not_interchangeable():
-    pairs = [(env, episode) for env in range(10) for episode in range(10)]
-    assert len({episode_seed(5, *pair) for pair in pairs}) == len(pairs)
 
 
 def test_every_reset_of_a_vec_env_gets_the_seed_of_its_episode():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from pettingzoo import ParallelEnv
+from toy_envs import SampledEnv
 
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.errors import ConfigError
@@ -21,15 +21,12 @@ SPACES = {  # two groups whose agents alternate, and one agent alone
 }
 
 
-class Mixed(ParallelEnv):
-    """Shows samples of the agents' spaces; hunters end first. Keeps what it showed and what it was told."""
-
-    metadata = {"name": "mixed"}  # noqa: RUF012 - as PettingZoo has it
+class Mixed(SampledEnv):
+    """Shows samples of the agents' spaces; hunters end first."""
 
     def __init__(self) -> None:
-        self.possible_agents = list(SPACES)
-        self.shown: list[dict[str, Any]] = []
-        self.told: list[dict[str, Any]] = []
+        script = {agent: (2 if agent.startswith("hunter") else 4, "terminated") for agent in SPACES}
+        super().__init__(spaces.Discrete(2), spaces.Discrete(2), script)  # which are nobody's
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return SPACES[agent][0]
@@ -37,22 +34,8 @@ class Mixed(ParallelEnv):
     def action_space(self, agent: str) -> spaces.Space[Any]:
         return SPACES[agent][1]
 
-    def _show(self, agents: list[str]) -> dict[str, Any]:
-        self.shown.append({agent: SPACES[agent][0].sample() for agent in agents})
-        return self.shown[-1]
-
-    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        self.agents, self.clock = list(self.possible_agents), 0
-        return self._show(self.agents), {}
-
-    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-        self.told.append({agent: np.copy(action) for agent, action in actions.items()})
-        self.clock += 1
-        acted = self.agents
-        over = {agent: self.clock == (2 if agent.startswith("hunter") else 4) for agent in acted}
-        self.agents = [agent for agent in acted if not over[agent]]
-        rewards = {agent: float(self.clock) for agent in acted}
-        return self._show(acted), rewards, over, dict.fromkeys(acted, False), {agent: {} for agent in acted}
+    def observation(self, agent: str) -> Any:
+        return SPACES[agent][0].sample()
 
 
 def test_agents_are_grouped_by_their_spaces() -> None:
@@ -78,9 +61,9 @@ def test_every_agent_shows_and_is_told_what_is_its_own() -> None:
         for index, env in enumerate(envs):
             for number, group in enumerate(vec.groups):
                 for place, (agent, column) in enumerate(zip(group.agents, group.columns, strict=True)):
-                    assert (agent in env.told[-1]) == acted[index, column]
+                    assert (agent in env.received[-1]) == acted[index, column]
                     if acted[index, column]:
-                        np.testing.assert_array_equal(env.told[-1][agent], actions[number][index, place])
+                        np.testing.assert_array_equal(env.received[-1][agent], actions[number][index, place])
                     shown = env.shown[-1].get(agent) if vec.latest.to_act[index, column] else None
                     _require_shown(step.observations[number], (index, place), shown, group.observation_space)
         assert bool(step.episode_done[0]) == (clock % 4 == 0)

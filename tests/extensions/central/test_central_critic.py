@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,11 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from pettingzoo import ParallelEnv
-from toy_envs import NoisyEnv, SampledEnv
+from small_trainings import Results, Steps, same_weights
+from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, SwappedAssignment, make_vec_env
-from marl_sb3.core.acting.actor import ActingWatcher
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.extensions.central.critic import CentralCritic
 from marl_sb3.extensions.central.inputs import CentralInputs
@@ -49,15 +49,11 @@ def critic_of(algorithm: MultiAgentAlgorithm, policy_id: str = "shared") -> Cent
 # --- What it sees ----------------------------------------------------------------------------------------------------
 
 
-class Seen(ParallelEnv):  # type: ignore[misc]
+class Seen(ScriptedEnv):
     """Agent `a` sees a bit, `b` sees nothing, and both are paid the bit after the last of three steps."""
 
-    metadata = {"name": "seen"}  # noqa: RUF012
-    possible_agents = ["a", "b"]  # noqa: RUF012
-    render_mode = None
-
     def __init__(self, truncates: bool = False) -> None:
-        self._truncates, self._rng = truncates, np.random.default_rng(0)
+        super().__init__(dict.fromkeys("ab", (3, "truncated" if truncates else "terminated")))
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return spaces.Discrete(3) if agent == "a" else spaces.Box(0, 1, (2,), np.float32)
@@ -65,28 +61,18 @@ class Seen(ParallelEnv):  # type: ignore[misc]
     def action_space(self, agent: str) -> spaces.Space[Any]:
         return spaces.Discrete(2)
 
-    def _shown(self) -> dict[str, Any]:
-        return {"a": self._bit + 1, "b": np.array([0.25, 0.75], np.float32)}
+    def observation(self, agent: str) -> Any:
+        return self.bit + 1 if agent == "a" else np.array([0.25, 0.75], np.float32)
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        if seed is not None:
-            self._rng = np.random.default_rng(seed)
-        self.agents, self._bit, self._step = self.possible_agents[:], int(self._rng.integers(2)), 0
-        return self._shown(), {agent: {} for agent in self.agents}
+        self.bit = int(np.random.default_rng(seed).integers(2))
+        return super().reset(seed, options)
 
-    def step(self, actions: Any) -> Any:
-        self._step += 1
-        agents, over = self.agents, self._step == 3
-        paid = {agent: float(self._bit) * over for agent in agents}
-        if over:
-            self.agents = []
-        ends = dict.fromkeys(agents, over)
-        none = dict.fromkeys(agents, False)
-        flags = (none, ends) if self._truncates else (ends, none)
-        return self._shown(), paid, *flags, {agent: {} for agent in agents}
+    def _reward(self, agent: str) -> float:
+        return float(self.bit) * (self.step_count == 3)
 
     def state(self) -> Any:
-        return np.array([self._bit, self._step], np.float32)
+        return np.array([self.bit, self.step_count], np.float32)
 
 
 def rows_of(algorithm: MultiAgentAlgorithm, policy_id: str) -> Any:
@@ -97,7 +83,7 @@ def test_it_sees_the_observations_of_all_agents_and_for_whom_it_estimates() -> N
     env = make_vec_env(Seen, n_envs=2, seed=0)
     algorithm = MultiAgentAlgorithm(env, "per_agent", seed=0)
     step = env.reset()
-    bits = [int(env.envs[index].unwrapped._bit) for index in range(2)]
+    bits = [int(env.envs[index].unwrapped.bit) for index in range(2)]
     seen = CentralInputs(env, rows_of(algorithm, "b")).of_rows(step)
     order = [group.agents[0] for group in env.groups]
     for bit, row in zip(bits, seen, strict=True):
@@ -110,7 +96,7 @@ def test_it_sees_the_state_where_the_envs_show_it_and_the_last_one_of_agents_tha
     algorithm = MultiAgentAlgorithm(env, "per_agent", seed=0)
     inputs = CentralInputs(env, rows_of(algorithm, "a"))
     step = env.reset()
-    bits = [int(env.envs[index].unwrapped._bit) for index in range(2)]
+    bits = [int(env.envs[index].unwrapped.bit) for index in range(2)]
     for number in range(3):
         assert inputs.of_rows(step).tolist() == [[bit, number] for bit in bits]
         step = env.step([np.zeros((2, 1), np.int64)] * 2)
@@ -176,34 +162,16 @@ def test_its_values_are_those_of_the_rollout(n_shards: int) -> None:
         assert np.ptp(kept) > 0
 
 
-class Steps(ActingWatcher):
-    """Keeps the steps of a training, each with the one before."""
-
-    def __init__(self) -> None:
-        self.pairs: list[tuple[VecStep, VecStep]] = []
-
-    def begin_episodes(self, step: VecStep) -> None:
-        """The first `before_step` keeps it."""
-
-    def before_step(self, step: VecStep, acted: Any, actions: Any) -> None:
-        self.before = step.copy()
-
-    def after_step(self, step: VecStep) -> None:
-        self.pairs.append((self.before, step.copy()))
-
-    def restart_envs(self, env_indices: Any) -> None:
-        raise AssertionError
-
-
 class Worked(marl_sb3.MultiAgentCallback):
     """Works out the advantages of the first rollout from the steps, by the definition of GAE."""
 
     def __init__(self, steps: Steps) -> None:
         super().__init__()
-        self.steps, self.found = steps.pairs, list[tuple[float, float]]()
+        self.watched, self.found = steps, list[tuple[float, float]]()
 
     def on_update_start(self, policy_id: str, batch: Any) -> None:
         algorithm: Any = self.model
+        self.steps = [*pairwise(self.watched.steps)]
         self.value = lambda *seen: float(critic_of(algorithm, policy_id).values(np.array([seen], np.float32))[0])
         for env, column in np.ndindex(2, 2) if not self.found else ():
             advantage = 0.0
@@ -248,16 +216,6 @@ def test_advantages_are_those_that_follow_from_its_values_by_hand() -> None:
     assert len(found) > 50
 
 
-class Keep(marl_sb3.MultiAgentCallback):
-    def __init__(self, results: list[Any]) -> None:
-        super().__init__()
-        self.results = results
-
-    def on_iteration_end(self, result: Any) -> bool:
-        self.results.append(result)
-        return True
-
-
 @pytest.mark.parametrize(("algo", "env_state"), [("ppo", False), ("ppo", True), ("a2c", False)])
 def test_it_knows_what_only_the_other_agent_sees(algo: str, env_state: bool) -> None:
     """The return of `b` depends on what `a` sees: a critic of its own explains nothing of it."""
@@ -268,12 +226,10 @@ def test_it_knows_what_only_the_other_agent_sees(algo: str, env_state: bool) -> 
         of_ppo = {"batch_size": 60, "n_epochs": 10, "learning_rate": 0.01}
         more = of_ppo if algo == "ppo" else {"learning_rate": 0.03}
         specs = {agent: PolicySpec(algo, **common, **more) for agent in "ab"}
-        results: list[Any] = []
+        results = Results()
         iterations = 12 if algo == "ppo" else 25
-        MultiAgentAlgorithm(env, specs, n_steps=15, seed=0, device="cpu").learn(
-            16 * 15 * iterations, callback=Keep(results)
-        )
-        return float(results[-1]["learners"]["b"]["vf_explained_var"])
+        MultiAgentAlgorithm(env, specs, n_steps=15, seed=0, device="cpu").learn(16 * 15 * iterations, callback=results)
+        return float(results.kept[-1]["learners"]["b"]["vf_explained_var"])
 
     assert explained(central_critic=True) > 0.9
     assert explained() < 0.3
@@ -343,11 +299,6 @@ def test_after_an_update_that_failed_the_value_network_has_its_share_of_the_loss
             algorithm.learn(24)
     algorithm.learn(24, reset_num_timesteps=False)
     assert policy.vf_coef == share > 0
-
-
-def same_weights(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> bool:
-    own, others = (each.policies["shared"].policy.state_dict() for each in (one, other))
-    return all(th.equal(own[name], others[name]) for name in own)
 
 
 @pytest.mark.parametrize(

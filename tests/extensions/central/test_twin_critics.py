@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 import torch as th
+from small_trainings import Steps, same_weights
 from toy_envs import MovingEnv
 
 import marl_sb3
@@ -54,26 +55,6 @@ def critics_of(algorithm: MultiAgentAlgorithm, policy_id: str = "shared") -> Twi
 
 
 # --- What they see ---------------------------------------------------------------------------------------------------
-
-
-class Steps:
-    """Keeps the steps of a training, and what all did in between."""
-
-    def __init__(self) -> None:
-        self.steps: list[Any] = []
-        self.actions: list[Any] = []
-
-    def begin_episodes(self, step: Any) -> None:
-        self.steps.append(step.copy())
-
-    def before_step(self, step: Any, acted: Any, actions: Any) -> None:
-        self.actions.append(actions[0].copy())
-
-    def after_step(self, step: Any) -> None:
-        self.steps.append(step.copy())
-
-    def restart_envs(self, env_indices: Any) -> None:
-        raise AssertionError
 
 
 @pytest.mark.parametrize("env_state", [False, True])
@@ -216,13 +197,6 @@ def test_targets_of_masac_subtract_the_entropy_of_the_agent_itself() -> None:
 
 
 # --- What follows ----------------------------------------------------------------------------------------------------
-
-
-def same_weights(one: Any, other: Any) -> bool:
-    pairs = [
-        (each.policy.state_dict(), other.policies[name].policy.state_dict()) for name, each in one.policies.items()
-    ]
-    return all(th.equal(own[name], others[name]) for own, others in pairs for name in own)
 
 
 @pytest.mark.parametrize(

@@ -314,29 +314,27 @@ def test_a_callback_that_is_called_once_for_many_steps_ends_the_training(
 # Faults
 
 
-@pytest.mark.parametrize("fault", [{"poisoned": 5}, {"blind": 5}], ids=["reward", "observation"])
-def test_what_is_not_finite_is_told_in_the_same_words(fault: dict[str, int], one_by_one: Callable[[], None]) -> None:
+@pytest.mark.parametrize(
+    ("env", "fault", "expected"),
+    [
+        (Drifting, {"poisoned": 5}, "env 0, episode 0, step 5, agent 'a': "),
+        (Drifting, {"blind": 5}, "env 0, episode 0, step 5, agent 'a': "),
+        (Masked, {"blocked": 3}, "env 0, episode 0, step 3, agent 'left': action_mask forbids every action"),
+    ],
+    ids=["reward", "observation", "mask"],
+)
+def test_faults_are_told_in_the_same_words(
+    env: Any, fault: dict[str, int], expected: str, one_by_one: Callable[[], None]
+) -> None:
     def words() -> str:
         with pytest.raises(EnvError) as caught:
-            training(Drifting, env_kwargs=fault).learn(96)
+            training(env, policies="per_agent" if env is Masked else "shared", env_kwargs=fault).learn(96)
         return str(caught.value)
 
     at_once = words()
     one_by_one()
     assert at_once == words()
-    assert at_once.startswith("env 0, episode 0, step 5, agent 'a': ")
-
-
-def test_a_mask_that_forbids_everything_is_told_in_the_same_words(one_by_one: Callable[[], None]) -> None:
-    def words() -> str:
-        with pytest.raises(EnvError) as caught:
-            training(Masked, policies="per_agent", env_kwargs={"blocked": 3}).learn(96)
-        return str(caught.value)
-
-    at_once = words()
-    one_by_one()
-    assert at_once == words()
-    assert at_once.startswith("env 0, episode 0, step 3, agent 'left': action_mask forbids every action")
+    assert at_once.startswith(expected)
 
 
 def test_agents_that_do_not_end_together_are_refused() -> None:

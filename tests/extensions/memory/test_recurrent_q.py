@@ -270,18 +270,24 @@ QUICK = {
     "target_update_interval": 100,
     "exploration_schedule": [[0, 1.0], [1500, 0.02]],
 }
+QUICK_SAC = {"learning_rate": 3e-3, "learning_starts": 200}
 
 
 @pytest.mark.parametrize(
     ("side", "more", "low", "high"),
-    [("dqn-lstm", {"burn_in": 2, "sequence_length": 4}, 0.9, 1.0), ("dqn-frames", {}, 0.3, 0.65)],
+    [
+        ("dqn-lstm", {**QUICK, "burn_in": 2, "sequence_length": 4}, 0.9, 1.0),
+        ("dqn-frames", QUICK, 0.3, 0.65),
+        ("sac-gru", {**QUICK_SAC, "burn_in": 2, "sequence_length": 4}, 0.8, 1.0),
+        ("sac-frames", {**QUICK_SAC, "batch_size": 32}, 0.2, 0.6),
+    ],
 )
 def test_two_agents_recall_their_cues_and_guess_by_frames(
     side: str, more: dict[str, Any], low: float, high: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An episode has 5 steps: most sequences do not contain the cue, which is in their stored states alone."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    paid, _ = importlib.import_module("recall_task").train(side, delay=4, timesteps=2500, seed=0, **QUICK, **more)
+    paid, _ = importlib.import_module("recall_task").train(side, delay=4, timesteps=2500, seed=0, **more)
     assert low <= paid <= high
 
 

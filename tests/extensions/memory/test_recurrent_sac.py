@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -224,20 +223,6 @@ def test_q_values_within_an_episode_are_refused() -> None:
 
 
 # --- What it learns, and what is refused -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("side", "more", "low", "high"),
-    [("sac-gru", {"burn_in": 2, "sequence_length": 4}, 0.8, 1.0), ("sac-frames", {"batch_size": 32}, 0.2, 0.6)],
-)
-def test_two_agents_recall_their_cues_and_guess_by_frames(
-    side: str, more: dict[str, Any], low: float, high: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An episode has 5 steps: most sequences do not contain the cue, which is in their stored states alone."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    quick = {"learning_rate": 3e-3, "learning_starts": 200}
-    paid, _ = importlib.import_module("recall_task").train(side, delay=4, timesteps=2500, seed=0, **quick, **more)
-    assert low <= paid <= high
 
 
 def test_gsde_is_refused() -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
-from pettingzoo import ParallelEnv
 from small_runs import start
+from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import PPO, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
@@ -34,14 +35,12 @@ PAY = {
 }
 
 
-class Numbers(ParallelEnv):
+class Numbers(ScriptedEnv):
     """Each agent chooses a number below its limit; an episode lasts up to three steps, and the last one is paid."""
 
-    metadata: ClassVar = {"name": "numbers"}
-
     def __init__(self, pay: str = "duel", limits: dict[str, int] | None = None) -> None:
-        self.possible_agents = list(limits or {"left": 10, "right": 10})
         self.pay, self.limits = PAY[pay], limits or {"left": 10, "right": 10}
+        super().__init__(dict.fromkeys(self.limits, (3, "terminated")))
 
     def observation_space(self, agent: str) -> spaces.Box:
         return spaces.Box(0.0, 100.0, (1,))
@@ -50,21 +49,23 @@ class Numbers(ParallelEnv):
         return spaces.Discrete(self.limits[agent])
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        self.agents = list(self.possible_agents)
         self.drawn = float(np.random.default_rng(seed).integers(100))
-        self.steps = 0
-        shown = {agent: np.array([self.drawn], np.float32) for agent in self.agents}
-        return shown, {agent: {} for agent in self.agents}
+        return super().reset(seed, options)
 
-    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    def observation(self, agent: str) -> Any:
+        return np.array([self.drawn], np.float32)
+
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
         numbers = np.array([float(actions[agent]) for agent in self.agents])
-        self.steps += 1
-        is_over, agents = self.steps > self.drawn * (1 + numbers[0]) % 3, self.agents
-        paid = self.pay(numbers, self.drawn) * is_over
-        self.agents = [] if is_over else agents
-        shown = {agent: np.array([self.drawn], np.float32) for agent in agents}
-        ended = dict.fromkeys(agents, is_over), dict.fromkeys(agents, False)
-        return shown, dict(zip(agents, paid.tolist(), strict=True)), *ended, {agent: {} for agent in agents}
+        self.is_over = self.step_count + 1 > self.drawn * (1 + numbers[0]) % 3
+        self.paid = dict(zip(self.agents, (self.pay(numbers, self.drawn) * self.is_over).tolist(), strict=True))
+        return super().step(actions)
+
+    def _end(self, agent: str) -> str:
+        return "terminated" if self.is_over else ""
+
+    def _reward(self, agent: str) -> float:
+        return float(self.paid[agent])
 
 
 class Fewer(Numbers):
@@ -72,7 +73,7 @@ class Fewer(Numbers):
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         shown, infos = super().reset(seed, options)
-        self.agents = self.agents[: -1 if self.drawn % 2 else None]
+        self.present = self.agents = self.agents[: -1 if self.drawn % 2 else None]
         return {agent: shown[agent] for agent in self.agents}, {agent: infos[agent] for agent in self.agents}
 
 
