@@ -62,9 +62,9 @@ class WithPriorities(TransitionBuffer):
         self._put(lines * self.n_envs + columns, np.full(len(added.rows), self.highest))
 
     def _put(self, places: Array, priorities: Array) -> None:
-        from marl_sb3.extensions.fast.kernels import sum_tree  # numba, which takes long to import
+        from marl_sb3.extensions.fast.kernels.replay import put_in_tree  # numba, which takes long to import
 
-        sum_tree.put(self._tree, places, priorities)
+        put_in_tree(self._tree, places, priorities)
 
     @override
     def all_fields(self) -> Fields:
@@ -91,12 +91,12 @@ class WithPriorities(TransitionBuffer):
     @override
     def sample(self, batch_size: int, env: Any = None) -> Any:
         """Draw a minibatch: one transition of each of `batch_size` equal shares of the sum of all priorities."""
-        from marl_sb3.extensions.fast.kernels import sum_tree
+        from marl_sb3.extensions.fast.kernels.replay import draw_from_tree, sum_up
 
         if not self._summed_up:
-            sum_tree.sum_up(self._tree)
+            sum_up(self._tree)
             self.highest, self._summed_up = max(self.highest, float(self.priorities.max())), True
-        self._drawn = sum_tree.draw(self._tree, np.random.random_sample(batch_size))  # noqa: NPY002 - SB3's generator
+        self._drawn = draw_from_tree(self._tree, np.random.random_sample(batch_size))  # noqa: NPY002 - SB3's generator
         lines, columns = np.divmod(self._drawn, self.n_envs)
         self.drawn_priorities = self.priorities[lines, columns]
         return self._samples_at(lines, columns, env)

@@ -23,7 +23,7 @@ from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.state.state import TensorFile
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.extensions.fast.dueling import DuelingLayers
-from marl_sb3.extensions.fast.kernels import sum_tree
+from marl_sb3.extensions.fast.kernels.replay import draw_from_tree, put_in_tree, sum_up
 from marl_sb3.extensions.fast.prioritized import WithPriorities
 
 SMALL: dict[str, Any] = {
@@ -67,20 +67,20 @@ def test_numbers_are_found_where_their_running_sum_says(numbers: list[float], da
     capacity = 2 ** (len(numbers) - 1).bit_length()
     tree, own = np.zeros(2 * capacity), np.array(numbers)
     tree[capacity : capacity + len(numbers)] = numbers
-    sum_tree.sum_up(tree)
+    sum_up(tree)
     places = data.draw(st.lists(st.integers(0, len(numbers) - 1), max_size=9))
     changed = np.array(data.draw(st.lists(st.floats(0.0, 1e6), min_size=len(places), max_size=len(places))))
-    sum_tree.put(tree, np.array(places, np.int64), changed)
+    put_in_tree(tree, np.array(places, np.int64), changed)
     for place, number in zip(places, changed, strict=True):
         own[place] = number
     np.testing.assert_array_equal(tree[capacity : capacity + len(numbers)], own)
     again = tree.copy()
-    sum_tree.sum_up(again)
+    sum_up(again)
     np.testing.assert_array_equal(tree, again)
     assert tree[1] == pytest.approx(own.sum())
     if own.any():
         fractions = np.random.default_rng(0).random(50)
-        drawn = sum_tree.draw(tree, fractions)
+        drawn = draw_from_tree(tree, fractions)
         assert (own[drawn] > 0).all()
         ends, wanted = own.cumsum(), (np.arange(50) + fractions) / 50 * tree[1]
         assert (wanted <= ends[drawn] * (1 + 1e-9) + 1e-9).all()
