@@ -38,6 +38,11 @@ def import_pygame() -> Any:
     return pygame
 
 
+def refused(name: str, accepted: str, value: Any) -> ConfigError:
+    """Return the error for an argument of an env that is not accepted."""
+    return ConfigError(f"{name} must be {accepted}; received {shown(value)}", key=f"env.{name}")
+
+
 def blend(patch: Image, depths: Array, colour: tuple[int, int, int], opacity: float = 1.0) -> None:
     """Paint a shape into a patch of a picture, in place.
 
@@ -134,10 +139,7 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
     def __init__(self, render_mode: str | None) -> None:
         modes = self.metadata["render_modes"]
         if render_mode is not None and render_mode not in modes:
-            raise ConfigError(
-                f"render_mode must be one of {', '.join(modes)} or None; received {shown(render_mode)}",
-                key="env.render_mode",
-            )
+            raise refused("render_mode", f"one of {', '.join(modes)} or None", render_mode)
         if render_mode == "human":
             import_pygame()  # Fails now if pygame is missing, and not in the middle of an episode.
         self.render_mode = render_mode
