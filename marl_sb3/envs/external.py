@@ -179,9 +179,6 @@ class ExternalEnv(ParallelEnv):  # type: ignore[misc]
     def _infos(self, report: StepReport, agents: list[AgentID]) -> dict[AgentID, Any]:
         return {**{agent: {} for agent in agents}, **report.infos}
 
-    def close(self) -> None:
-        """Do nothing: the client has the env."""
-
 
 def _spaces_of(agent: AgentID, entry: Any) -> tuple[Space, Space]:
     names = ("observation_space", "action_space")

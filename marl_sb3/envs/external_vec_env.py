@@ -150,7 +150,10 @@ class ExternalVecEnv(SyncVecEnv):
             EpisodeRefusedError: there is no such episode, or too many of its reports wait.
         """
         with self._changed:
-            seat = self._seat(episode_id)
+            if episode_id not in self._by_id:
+                words = f"there is no episode {episode_id[:40]!r}, or no longer: the training was resumed, or it was"
+                raise EpisodeRefusedError(f"{words} given up", "unknown")
+            seat = self._seats[self._by_id[episode_id]]
             seat.heard_s = time.monotonic()
             if seat.asked is not None or len(seat.reports) >= _MOST_REPORTS:
                 why = "an earlier report of the episode waits for its answer; accepted: one report at a time"
@@ -186,14 +189,6 @@ class ExternalVecEnv(SyncVecEnv):
     def is_over(self) -> bool:
         """Whether the training is over, so that clients are refused."""
         return self._is_closed
-
-    def _seat(self, episode_id: str) -> _Seat:
-        if episode_id not in self._by_id:
-            words = (
-                f"there is no episode {episode_id[:40]!r}, or no longer: the training was resumed, or it was given up"
-            )
-            raise EpisodeRefusedError(words, "unknown")
-        return self._seats[self._by_id[episode_id]]
 
     # --- Steps -------------------------------------------------------------------------------------------------------
 

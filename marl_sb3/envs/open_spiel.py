@@ -90,9 +90,8 @@ class OpenSpielEnv(AECEnv):  # type: ignore[misc]
     def __init__(self, game: Any, render_mode: str | None = None) -> None:
         super().__init__()
         self.game, self.render_mode = game, render_mode
-        name = game.get_type().short_name
-        self.metadata = {"name": f"open_spiel_{name}", "render_modes": ["ansi"], "is_parallelizable": False}
         kind = game.get_type()
+        self.metadata = {"name": f"open_spiel_{kind.short_name}", "render_modes": ["ansi"], "is_parallelizable": False}
         # A search in copies of the env knows no more than the players.
         self.metadata["shows_everything"] = (
             kind.information == kind.Information.PERFECT_INFORMATION
@@ -100,7 +99,7 @@ class OpenSpielEnv(AECEnv):  # type: ignore[misc]
         )
         self.possible_agents: list[AgentID] = [f"player_{player}" for player in range(game.num_players())]
         # Whether agents observe all that they know, and not only what they see now.
-        self.knows: bool = game.get_type().provides_information_state_tensor
+        self.knows: bool = kind.provides_information_state_tensor
         self._shape = game.information_state_tensor_shape() if self.knows else game.observation_tensor_shape()
         choices = game.num_distinct_actions()
         parts: dict[str, spaces.Space[Any]] = {
@@ -175,9 +174,6 @@ class OpenSpielEnv(AECEnv):  # type: ignore[misc]
     def render(self) -> str | None:
         """Return the text of the state, with `render_mode="ansi"`."""
         return str(self.state) if self.render_mode == "ansi" else None
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def _made(env_id: str, render_mode: str | None = None, **parameters: Any) -> OpenSpielEnv:
