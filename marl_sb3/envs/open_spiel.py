@@ -16,6 +16,7 @@ from typing_extensions import override
 from marl_sb3.core.envs.converted import MASK
 from marl_sb3.core.envs.registry import EnvFactory
 from marl_sb3.doors import EnvFinder
+from marl_sb3.envs.drawn import FixedSpaces
 from marl_sb3.envs.finding import versions_of
 from marl_sb3.errors import ConfigError, install_words
 from marl_sb3.types import AgentID, Array
@@ -76,7 +77,7 @@ def _has_tensor(game: Any) -> bool:
     return True
 
 
-class OpenSpielEnv(AECEnv):  # type: ignore[misc]
+class OpenSpielEnv(FixedSpaces, AECEnv):  # type: ignore[misc]
     """A game; its players are `player_0`, `player_1`, ...
 
     Agents observe their information state tensor, or the observation tensor of a game that has no other, and which
@@ -109,14 +110,6 @@ class OpenSpielEnv(AECEnv):  # type: ignore[misc]
         self.observation_spaces = {agent: spaces.Dict(parts) for agent in self.possible_agents}
         self.action_spaces = {agent: spaces.Discrete(choices) for agent in self.possible_agents}
         self._rng = np.random.default_rng()
-
-    def observation_space(self, agent: AgentID) -> spaces.Space[Any]:
-        """What an agent observes, and its mask."""
-        return self.observation_spaces[agent]
-
-    def action_space(self, agent: AgentID) -> spaces.Space[Any]:
-        """All actions of the game."""
-        return self.action_spaces[agent]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Begin a game."""
