@@ -20,7 +20,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from inspect import signature
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch as th
@@ -240,9 +240,11 @@ def outputs(policy: Any, observations: Any, more: Mapping[str, th.Tensor]) -> Ou
         values = (policy.q_net.q_net(hidden),) if has_q_values(policy) else ()
         return policy.choose(hidden, deterministic=True), *values, *kept
     if START in more:
+        from sb3_contrib.common.recurrent.type_aliases import RNNStates  # it has made the policy
+
         states = [tuple(more[name] for name in names if name in more) for names in (STATES, CRITIC_STATES)]
         after: Any
-        actions, values, _, after = policy(observations, _Memory(*states), more[START], deterministic=True, **masks)
+        actions, values, _, after = policy(observations, RNNStates(*states), more[START], deterministic=True, **masks)
         kept = (*after.pi, *(after.vf if states[1] else ()))
         return actions, values.flatten(), *_parameters(policy), *kept
     if hasattr(policy, "predict_values"):
@@ -257,13 +259,6 @@ def outputs(policy: Any, observations: Any, more: Mapping[str, th.Tensor]) -> Ou
         return policy(observations, deterministic=True), *_parameters(policy)
     of_actor = getattr(policy.actor, "get_action_dist_params", None)  # SAC, TQC, CrossQ: the mode of the distribution
     return (policy.actor(observations) if of_actor is None else th.tanh(of_actor(observations)[0]),)
-
-
-class _Memory(NamedTuple):
-    """The states of the LSTMs of actor and critic, as sb3-contrib's policies take them."""
-
-    pi: Outputs
-    vf: Outputs
 
 
 def _parameters(policy: Any) -> Outputs:
