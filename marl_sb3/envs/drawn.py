@@ -1,4 +1,4 @@
-"""Base classes of the built-in envs, which draw themselves: as an array, as text, or in a window."""
+"""Base classes of envs: those with fixed spaces, and the built-in ones, which draw themselves or open a window."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ def import_pygame() -> Any:
             f"render_mode 'human' needs pygame; {install_words('human')}", key="env.render_mode"
         ) from error
     return pygame
+
+
+def refused(name: str, accepted: str, value: Any) -> ConfigError:
+    """Return the error for an argument of an env that is not accepted."""
+    return ConfigError(f"{name} must be {accepted}; received {shown(value)}", key=f"env.{name}")
 
 
 def blend(patch: Image, depths: Array, colour: tuple[int, int, int], opacity: float = 1.0) -> None:
@@ -111,11 +116,26 @@ class EnvWindow:
         self.is_closed = True
 
 
+class FixedSpaces:
+    """An env whose agents have the same spaces all the time, always the same objects."""
+
+    observation_spaces: Mapping[AgentID, spaces.Space[Any]]  # by agent
+    action_spaces: Mapping[AgentID, spaces.Space[Any]]  # by agent
+
+    def observation_space(self, agent: AgentID) -> Any:
+        """Return the agent's observation space."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: AgentID) -> Any:
+        """Return the agent's action space."""
+        return self.action_spaces[agent]
+
+
 Infos = dict[AgentID, dict[str, Any]]
 StepResult = tuple[dict[AgentID, Array], dict[AgentID, float], dict[AgentID, bool], dict[AgentID, bool], Infos]
 
 
-class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # PettingZoo ships no types.
+class DrawnEnv(FixedSpaces, ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # PettingZoo ships no types.
     """An env that draws its state. All its agents act in each step of an episode, which truncates all of them.
 
     Args:
@@ -126,18 +146,13 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
     """
 
     title: ClassVar[str]  # the name of the env in messages, and the title of its window
-    observation_spaces: Mapping[AgentID, spaces.Space[Any]]  # by agent
-    action_spaces: Mapping[AgentID, spaces.Space[Any]]  # by agent
     _state: Any = None  # None before the first reset
     _rng: np.random.Generator | None = None
 
     def __init__(self, render_mode: str | None) -> None:
         modes = self.metadata["render_modes"]
         if render_mode is not None and render_mode not in modes:
-            raise ConfigError(
-                f"render_mode must be one of {', '.join(modes)} or None; received {shown(render_mode)}",
-                key="env.render_mode",
-            )
+            raise refused("render_mode", f"one of {', '.join(modes)} or None", render_mode)
         if render_mode == "human":
             import_pygame()  # Fails now if pygame is missing, and not in the middle of an episode.
         self.render_mode = render_mode
@@ -153,7 +168,7 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
         self._state = self._first_state(self._rng)
         self.agents = list(self.possible_agents)
         if self.render_mode == "human":
-            self._draw()
+            self.render_state(self._state)
         return dict(zip(self.agents, self._observed(), strict=True)), {agent: {} for agent in self.agents}
 
     def _stepped(self, rewards: Sequence[float], ended: bool, infos: Infos) -> StepResult:
@@ -161,7 +176,7 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
         if ended:
             self.agents = []
         if self.render_mode == "human":
-            self._draw()
+            self.render_state(self._state)
         agents = self.possible_agents
         return (
             dict(zip(agents, self._observed(), strict=True)),
@@ -179,14 +194,6 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
     def _observed(self) -> Array:
         """Return the observation of each agent, (A, ...)."""
 
-    def observation_space(self, agent: AgentID) -> Any:
-        """Return the agent's observation space, always the same object."""
-        return self.observation_spaces[agent]
-
-    def action_space(self, agent: AgentID) -> Any:
-        """Return the agent's action space, always the same object."""
-        return self.action_spaces[agent]
-
     @abstractmethod
     def render_state(self, state: Any) -> Array | str | None:
         """Render an env in such a state; see `render`."""
@@ -195,16 +202,13 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
     def scene(self) -> dict[str, Any]:
         """Return what there is to draw in the current state as plain data, for pages that draw it in any size."""
 
-    def _draw(self) -> Array | str | None:
-        return self.render_state(self._state)
-
     def render(self) -> Array | str | None:
         """Return the picture or text of the current state; with "human", show it and return None."""
         if self.render_mode is None:
             gymnasium.logger.warn(f"{self.title}: render() draws nothing without a render_mode")
             return None
         self._require_reset("render()")
-        return self._draw()
+        return self.render_state(self._state)
 
     def _shown(self, image: Image) -> Image | None:
         """Return a picture; with "human", show it and return None."""

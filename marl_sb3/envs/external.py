@@ -17,6 +17,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from marl_sb3.core.config.values import EXTERNAL, PositiveSeconds, require
+from marl_sb3.envs.drawn import FixedSpaces
 from marl_sb3.errors import ConfigError, refuse, shown
 from marl_sb3.files.plain_yaml import read_yaml
 from marl_sb3.types import AgentID
@@ -120,7 +121,7 @@ class StepReport:
         return not set(self.observations) - self.ended()
 
 
-class ExternalEnv(ParallelEnv):  # type: ignore[misc]
+class ExternalEnv(FixedSpaces, ParallelEnv):  # type: ignore[misc]
     """The place of an env that clients step; see the module.
 
     Args:
@@ -139,19 +140,14 @@ class ExternalEnv(ParallelEnv):  # type: ignore[misc]
             accepted = "a mapping of agent ids to {observation_space: ..., action_space: ...}"
             refuse("agents", agents, accepted, "env.agents")
         self.possible_agents = list(agents)
-        self._spaces = {agent: _spaces_of(agent, entry) for agent, entry in agents.items()}
+        given = {agent: _spaces_of(agent, entry) for agent, entry in agents.items()}
+        self.observation_spaces, self.action_spaces = (
+            {agent: both[which] for agent, both in given.items()} for which in (0, 1)
+        )
         self.episode_timeout_s = require("env.episode_timeout_s", episode_timeout_s, PositiveSeconds)
         self.agents: list[AgentID] = []
         # what the next `reset` or `step` returns; None: no client has an episode here
         self.report: StepReport | None = None
-
-    def observation_space(self, agent: AgentID) -> Space:
-        """The space of what an agent sees."""
-        return self._spaces[agent][0]
-
-    def action_space(self, agent: AgentID) -> Space:
-        """The space of an agent's actions."""
-        return self._spaces[agent][1]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         """Return the first observations that the client has reported."""
@@ -178,9 +174,6 @@ class ExternalEnv(ParallelEnv):  # type: ignore[misc]
 
     def _infos(self, report: StepReport, agents: list[AgentID]) -> dict[AgentID, Any]:
         return {**{agent: {} for agent in agents}, **report.infos}
-
-    def close(self) -> None:
-        """Do nothing: the client has the env."""
 
 
 def _spaces_of(agent: AgentID, entry: Any) -> tuple[Space, Space]:

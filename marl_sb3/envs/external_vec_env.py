@@ -150,7 +150,10 @@ class ExternalVecEnv(SyncVecEnv):
             EpisodeRefusedError: there is no such episode, or too many of its reports wait.
         """
         with self._changed:
-            seat = self._seat(episode_id)
+            if episode_id not in self._by_id:
+                words = f"there is no episode {episode_id[:40]!r}, or no longer: the training was resumed, or it was"
+                raise EpisodeRefusedError(f"{words} given up", "unknown")
+            seat = self._seats[self._by_id[episode_id]]
             seat.heard_s = time.monotonic()
             if seat.asked is not None or len(seat.reports) >= _MOST_REPORTS:
                 why = "an earlier report of the episode waits for its answer; accepted: one report at a time"
@@ -186,14 +189,6 @@ class ExternalVecEnv(SyncVecEnv):
     def is_over(self) -> bool:
         """Whether the training is over, so that clients are refused."""
         return self._is_closed
-
-    def _seat(self, episode_id: str) -> _Seat:
-        if episode_id not in self._by_id:
-            words = (
-                f"there is no episode {episode_id[:40]!r}, or no longer: the training was resumed, or it was given up"
-            )
-            raise EpisodeRefusedError(words, "unknown")
-        return self._seats[self._by_id[episode_id]]
 
     # --- Steps -------------------------------------------------------------------------------------------------------
 
@@ -315,19 +310,15 @@ class ExternalVecEnv(SyncVecEnv):
 
     def _chosen(self, slot: ExternalSlot, report: StepReport) -> dict[AgentID, ChosenAction]:
         """Return the actions that the client has chosen for its agents: for all that act next, or for none."""
-        if not report.actions or not slot.to_act:
-            return {}
-        for agent in slot.to_act:
-            space = slot.view.action_space(agent)
-            if agent not in report.actions or not space.contains(report.actions[agent]):
-                chosen = report.actions.get(agent, "missing")
-                raise slot.error(f"the client's action is {chosen}; accepted: one in {space}", agent)
-        spaces: Mapping[AgentID, Any] = {agent: slot.view.action_space(agent) for agent in slot.to_act}
-        actions = {
-            agent: space.from_env(report.actions[agent]) if hasattr(space, "from_env") else report.actions[agent]
-            for agent, space in spaces.items()
-        }
-        return {agent: ChosenAction(action, report.log_probs.get(agent)) for agent, action in actions.items()}
+        chosen: dict[AgentID, ChosenAction] = {}
+        for agent in slot.to_act if report.actions else ():
+            space: Any = slot.view.action_space(agent)
+            action = report.actions.get(agent, "missing")
+            if agent not in report.actions or not space.contains(action):
+                raise slot.error(f"the client's action is {action}; accepted: one in {space}", agent)
+            taken = space.from_env(action) if hasattr(space, "from_env") else action
+            chosen[agent] = ChosenAction(taken, report.log_probs.get(agent))
+        return chosen
 
     def _give_up(self, row: int, error: EpisodeRefusedError) -> None:
         """Free the slot; whoever waits for its answers gets the error. A later step says that it was given up."""

@@ -251,18 +251,15 @@ def _of_module(env_id: str) -> EnvFactory | None:
     except ImportError as error:
         raise ConfigError(f"env {env_id!r}: {_why_not(package, module, error)}", key="env") from error
     twin = f"{package}/{name}-{version}"
-    return _with_twin(factory, twin) if twin in TWINS else factory
+    if twin not in TWINS:
+        return factory
 
+    @functools.wraps(factory)  # that of the package stays as it is
+    def with_twin(**env_kwargs: Any) -> Any:
+        return factory(**env_kwargs)
 
-def _with_twin(plain: EnvFactory, twin: str) -> EnvFactory:
-    """Return a factory like that of a package, which stays as it is."""
-
-    @functools.wraps(plain)
-    def factory(**env_kwargs: Any) -> Any:
-        return plain(**env_kwargs)
-
-    vars(factory).update(imported(TWINS[twin])(plain))
-    return factory
+    vars(with_twin).update(imported(TWINS[twin])(factory))
+    return with_twin
 
 
 def _why_not(package: str, module: str, error: ImportError) -> str:

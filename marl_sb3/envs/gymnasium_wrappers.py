@@ -7,7 +7,6 @@ them: no checkpoint would hold these.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from typing_extensions import override
 
 from marl_sb3.core.envs.converted import BENEATH, SingleAgentEnv, resize
-from marl_sb3.doors import EnvKind
+from marl_sb3.doors import EnvKind, imported
 from marl_sb3.envs.tuples import KIND as TUPLES
 from marl_sb3.envs.tuples import AsAgents
 from marl_sb3.errors import ConfigError, refuse
@@ -49,7 +48,7 @@ class FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, total, terminated, truncated, info
 
 
-class WeighRewards(gymnasium.Wrapper[Any, Any, Any, Any]):
+class WeighRewards(gymnasium.RewardWrapper[Any, Any]):
     """Makes one reward of several.
 
     Args:
@@ -61,12 +60,10 @@ class WeighRewards(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._weight = weight
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take a step."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        rewards: Any = reward
-        weights: Any = np.ones(np.shape(rewards)) if self._weight is None else self._weight
-        return observation, float(np.dot(rewards, weights)), terminated, truncated, info
+    def reward(self, reward: Any) -> float:
+        """Add up the numbers."""
+        weights: Any = np.ones(np.shape(reward)) if self._weight is None else self._weight
+        return float(np.dot(reward, weights))
 
 
 class ResizeImage(gymnasium.ObservationWrapper[Any, Any, Any]):
@@ -255,11 +252,7 @@ def wrapping_factory(factory: Callable[..., Any], wrappers: Sequence[Named]) -> 
 def _wrapped(env: Env, named: Named) -> Env:
     name, arguments = named
     try:
-        wrapper: Any = WRAPPERS[name]
-        if isinstance(wrapper, str):
-            module, _, attribute = wrapper.partition(":")
-            wrapper = getattr(importlib.import_module(module), attribute)
-        wrapped: Env = wrapper(env, **arguments)
+        wrapped: Env = imported(WRAPPERS[name])(env, **arguments)
     except ConfigError:
         raise
     except ImportError as error:

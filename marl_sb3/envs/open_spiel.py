@@ -16,6 +16,7 @@ from typing_extensions import override
 from marl_sb3.core.envs.converted import MASK
 from marl_sb3.core.envs.registry import EnvFactory
 from marl_sb3.doors import EnvFinder
+from marl_sb3.envs.drawn import FixedSpaces
 from marl_sb3.envs.finding import versions_of
 from marl_sb3.errors import ConfigError, install_words
 from marl_sb3.types import AgentID, Array
@@ -76,7 +77,7 @@ def _has_tensor(game: Any) -> bool:
     return True
 
 
-class OpenSpielEnv(AECEnv):  # type: ignore[misc]
+class OpenSpielEnv(FixedSpaces, AECEnv):  # type: ignore[misc]
     """A game; its players are `player_0`, `player_1`, ...
 
     Agents observe their information state tensor, or the observation tensor of a game that has no other, and which
@@ -90,9 +91,8 @@ class OpenSpielEnv(AECEnv):  # type: ignore[misc]
     def __init__(self, game: Any, render_mode: str | None = None) -> None:
         super().__init__()
         self.game, self.render_mode = game, render_mode
-        name = game.get_type().short_name
-        self.metadata = {"name": f"open_spiel_{name}", "render_modes": ["ansi"], "is_parallelizable": False}
         kind = game.get_type()
+        self.metadata = {"name": f"open_spiel_{kind.short_name}", "render_modes": ["ansi"], "is_parallelizable": False}
         # A search in copies of the env knows no more than the players.
         self.metadata["shows_everything"] = (
             kind.information == kind.Information.PERFECT_INFORMATION
@@ -100,7 +100,7 @@ class OpenSpielEnv(AECEnv):  # type: ignore[misc]
         )
         self.possible_agents: list[AgentID] = [f"player_{player}" for player in range(game.num_players())]
         # Whether agents observe all that they know, and not only what they see now.
-        self.knows: bool = game.get_type().provides_information_state_tensor
+        self.knows: bool = kind.provides_information_state_tensor
         self._shape = game.information_state_tensor_shape() if self.knows else game.observation_tensor_shape()
         choices = game.num_distinct_actions()
         parts: dict[str, spaces.Space[Any]] = {
@@ -110,14 +110,6 @@ class OpenSpielEnv(AECEnv):  # type: ignore[misc]
         self.observation_spaces = {agent: spaces.Dict(parts) for agent in self.possible_agents}
         self.action_spaces = {agent: spaces.Discrete(choices) for agent in self.possible_agents}
         self._rng = np.random.default_rng()
-
-    def observation_space(self, agent: AgentID) -> spaces.Space[Any]:
-        """What an agent observes, and its mask."""
-        return self.observation_spaces[agent]
-
-    def action_space(self, agent: AgentID) -> spaces.Space[Any]:
-        """All actions of the game."""
-        return self.action_spaces[agent]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Begin a game."""
@@ -175,9 +167,6 @@ class OpenSpielEnv(AECEnv):  # type: ignore[misc]
     def render(self) -> str | None:
         """Return the text of the state, with `render_mode="ansi"`."""
         return str(self.state) if self.render_mode == "ansi" else None
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def _made(env_id: str, render_mode: str | None = None, **parameters: Any) -> OpenSpielEnv:

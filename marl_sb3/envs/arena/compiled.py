@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,17 +32,13 @@ def start(state: Any, rng: Array) -> None:
         state.coins[timestep] = word & np.uint64(1)
 
 
-@lru_cache(maxsize=64)
-def compiled_rules(
-    height: int, width: int, most_timesteps: int, observe: str, choices: tuple[int, ...]
-) -> CompiledRules:
-    """Return the rules for a grid of this size.
+def compiled_rules(template: ArenaEnv, most_timesteps: int) -> CompiledRules:
+    """Return the rules of arenas like a template.
 
     Args:
         most_timesteps: the longest episodes for which there are coins.
-        observe: see `ArenaEnv`; `choices`, too.
     """
-    size = height * width
+    size = template.height * template.width
     state = [
         *((name, np.int64) for name in ("height", "width", "limit", "timestep")),
         ("cells", np.int64, (2,)),
@@ -52,12 +47,12 @@ def compiled_rules(
     ]
     return CompiledRules(
         agents=rules.AGENTS,
-        observation_space=MultiDiscrete([*choices]),
+        observation_space=MultiDiscrete([*template.choices]),
         action_space=Discrete(4),
         state=np.dtype(state, align=True),
         start=start,
         step=rules.step,
-        observe=rules.OBSERVE[observe],
+        observe=rules.OBSERVE[template.observe],
         infos=rules.INFOS,
     )
 
@@ -72,13 +67,9 @@ class BatchedArena(CompiledBatch):
     template: ArenaEnv
 
     def __init__(self, num_envs: int, template: ArenaEnv) -> None:
-        super().__init__(num_envs, self._rules(template, template.max_timesteps), template)
+        super().__init__(num_envs, compiled_rules(template, template.max_timesteps), template)
         self.height, self.width, self.max_timesteps = template.height, template.width, template.max_timesteps
         self._set_sizes(template.max_timesteps)
-
-    @staticmethod
-    def _rules(template: ArenaEnv, most_timesteps: int) -> CompiledRules:
-        return compiled_rules(template.height, template.width, most_timesteps, template.observe, template.choices)
 
     def _set_sizes(self, limits: Any) -> None:
         self.states.height, self.states.width, self.states.limit = self.height, self.width, limits
@@ -88,7 +79,7 @@ class BatchedArena(CompiledBatch):
         limit = rules.checked_limit(max_timesteps)
         if limit > self.states.coins.shape[1]:
             before = self.states
-            self.use(self._rules(self.template, limit))
+            self.use(compiled_rules(self.template, limit))
             for name in ("cells", "visited", "timestep"):
                 self.states[name] = before[name]
             self.states.coins[:, : before.coins.shape[1]] = before.coins

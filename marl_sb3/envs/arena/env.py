@@ -13,12 +13,13 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from typing_extensions import override
 
+from marl_sb3.core.config.values import PositiveInt, accepts
 from marl_sb3.core.envs.batched import BatchedEnv
 from marl_sb3.envs.arena import rules
 from marl_sb3.envs.compiled.originals import why_not_own
 from marl_sb3.envs.compiled.rules import Outcome
-from marl_sb3.envs.drawn import DrawnEnv, Image, Infos, StepResult, blend
-from marl_sb3.errors import ConfigError, EnvError, shown
+from marl_sb3.envs.drawn import DrawnEnv, Image, Infos, StepResult, blend, refused
+from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.types import AgentID, Array, BoolArray
 
 # Blue and orange stay apart for colour-blind eyes; agent1's trail is a tint of agent1's colour.
@@ -82,7 +83,12 @@ class ArenaEnv(DrawnEnv):
         observe: str = "cells",
         window: int = 7,
     ) -> None:
-        _check_sizes(height=height, width=width, max_timesteps=max_timesteps)
+        for name, size in (("height", height), ("width", width), ("max_timesteps", max_timesteps)):
+            if not accepts(PositiveInt, size):
+                raise refused(name, "an integer >= 1", size)
+        if height * width < 2:
+            words = f"height * width must be >= 2, a cell per agent; received {height} * {width}"
+            raise ConfigError(words, key="env.height")
         super().__init__(render_mode)
         self.height = height
         self.width = width
@@ -90,11 +96,9 @@ class ArenaEnv(DrawnEnv):
 
         num_cells = height * width
         if observe not in list(rules.OBSERVE):  # which takes what has no hash, too
-            accepted = "cells, coordinates or window"
-            raise ConfigError(f"observe must be {accepted}; received {shown(observe)}", key="env.observe")
+            raise refused("observe", "cells, coordinates or window", observe)
         if not isinstance(window, int) or window not in range(3, MOST_WINDOW + 1, 2):
-            words = f"window must be an odd integer from 3 to {MOST_WINDOW}"
-            raise ConfigError(f"{words}; received {shown(window)}", key="env.window")
+            raise refused("window", f"an odd integer from 3 to {MOST_WINDOW}", window)
         self.observe, self.window = observe, window
         self.possible_agents = list(rules.AGENTS)
         of_places = [height, width] * 2 if observe == "coordinates" else [num_cells] * 2
@@ -207,17 +211,6 @@ class ArenaEnv(DrawnEnv):
 
     def _at_step(self, message: str) -> str:
         return f"arena, step {self._state.timestep}: {message}"
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ConfigError(f"{name} must be an integer >= 1; received {shown(size)}", key=f"env.{name}")
-    if sizes["height"] * sizes["width"] < 2:
-        raise ConfigError(
-            f"height * width must be >= 2, a cell per agent; received {sizes['height']} * {sizes['width']}",
-            key="env.height",
-        )
 
 
 # --- Pictures --------------------------------------------------------------------------------------------------------

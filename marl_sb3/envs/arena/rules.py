@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marl_sb3.errors import ConfigError, shown
+from marl_sb3.core.config.values import PositiveInt, accepts
+from marl_sb3.envs.drawn import refused
 from marl_sb3.types import Array, BoolArray
 
 if TYPE_CHECKING:
@@ -37,16 +38,10 @@ def checked_limit(max_timesteps: Any) -> int:
     Raises:
         ConfigError: it is not an integer from 1 to `MOST_TIMESTEPS`.
     """
-    if (
-        isinstance(max_timesteps, bool)
-        or not isinstance(max_timesteps, int)
-        or not 1 <= max_timesteps <= MOST_TIMESTEPS
-    ):
-        raise ConfigError(
-            f"max_timesteps must be an integer from 1 to {MOST_TIMESTEPS}; received {shown(max_timesteps)}",
-            key="env.max_timesteps",
-        )
-    return max_timesteps
+    if not accepts(PositiveInt, max_timesteps) or max_timesteps > MOST_TIMESTEPS:
+        raise refused("max_timesteps", f"an integer from 1 to {MOST_TIMESTEPS}", max_timesteps)
+    limit: int = max_timesteps
+    return limit
 
 
 def draw_coins(rng: np.random.Generator, max_timesteps: int) -> BoolArray:

@@ -253,19 +253,25 @@ class CompiledBatch(BatchedEnv):
         """Close the template."""
         self.template.close()
 
+    def saved(self) -> dict[str, Array]:
+        """Return the arrays of the state, as checkpoints hold them: views."""
+        return {name: np.asarray(self.states[name]) for name in self.rules.saved}
+
     @override
     def get_state(self) -> State:
-        return {**{name: np.array(self.states[name]) for name in self.rules.saved}, "rngs": self.rngs}
+        return {**{name: array.copy() for name, array in self.saved().items()}, "rngs": self.rngs}
 
     @override
     def set_state(self, state: StateReader) -> None:
-        bounds = self.rules.bounds
-        own = {name: np.asarray(self.states[name]) for name in self.rules.saved}
+        self.put(state, state.array("rngs", np.uint64, self.rngs.shape))
+
+    def put(self, state: StateReader, rngs: Array) -> None:
+        """Restore a state, with these words of the generators."""
+        bounds, own = self.rules.bounds, self.saved()
         read = {name: state.array(name, a.dtype, a.shape, *bounds.get(name, (None, None))) for name, a in own.items()}
-        rngs = state.array("rngs", np.uint64, self.rngs.shape)
         self._is_observed = False
-        for name, values in read.items():
-            self.states[name] = values
+        for name, array in own.items():
+            array[...] = read[name]
         self.rngs[...] = rngs
 
 

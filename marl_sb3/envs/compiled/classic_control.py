@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,21 +24,6 @@ def _helper(function: _Function) -> _Function:
     return compiled(function, nogil=True, error_model="numpy")
 
 
-def _rules(env: Any, fields: list[Any], settings: list[str], functions: tuple[Any, Any, Any]) -> CompiledRules:
-    start, step, observe = functions
-    return CompiledRules(
-        agents=[AGENT],
-        observation_space=env.observation_space,
-        action_space=env.action_space,
-        state=np.dtype([*LIMIT, *fields], align=True),
-        start=start,
-        step=step,
-        observe=observe,
-        bounds={"place": (-100, 100)},  # angles are turned until they are small
-        settings=["limit", *settings],
-    )
-
-
 def _observe_place(state: Any, observations: Array) -> None:
     for k in range(state.place.size):
         observations[0, k] = state.place[k]
@@ -47,6 +31,31 @@ def _observe_place(state: Any, observations: Array) -> None:
 
 def _copy_place(state: Any, env: Any) -> None:
     state.place[:] = env.state
+
+
+_TURNED = {"place": (-100, 100)}  # angles are turned until they are small
+_TWO_NUMBERS = ("place", "f8", (2,))
+
+
+def _rules(
+    fields: Sequence[Any],
+    settings: Sequence[tuple[str, str]],
+    start: Any,
+    step: Any,
+    observe: Any = _observe_place,
+    bounds: Mapping[str, tuple[int, int]] = _TURNED,
+) -> Callable[[Any], CompiledRules]:
+    return lambda env: CompiledRules(
+        agents=[AGENT],
+        observation_space=env.observation_space,
+        action_space=env.action_space,
+        state=np.dtype([*LIMIT, *fields, *settings], align=True),
+        start=start,
+        step=step,
+        observe=observe,
+        bounds=bounds,
+        settings=["limit", *(name for name, _ in settings)],
+    )
 
 
 def _number(value: Any) -> float:
@@ -88,16 +97,12 @@ def _step_cart_pole(state: Any, actions: Array, rng: Array, outcome: Outcome) ->
     outcome.truncated[0] = 0 < state.limit <= state.timestep
 
 
-def _cart_pole_rules(env: Any) -> CompiledRules:
-    fields = [("place", "f8", (4,)), ("sutton_barto", "i8")]
-    return _rules(env, fields, ["sutton_barto"], (_start_cart_pole, _step_cart_pole, _observe_place))
-
-
-def _set_up_cart_pole(states: Any, env: Any) -> None:
-    states.sutton_barto = bool(env._sutton_barto_reward)
-
-
-CART_POLE = GymnasiumTwin(f"{_MODULE}.cartpole:CartPoleEnv", _cart_pole_rules, _set_up_cart_pole, _copy_place)
+CART_POLE = GymnasiumTwin(
+    f"{_MODULE}.cartpole:CartPoleEnv",
+    _rules([("place", "f8", (4,))], [("sutton_barto", "i8")], _start_cart_pole, _step_cart_pole),
+    lambda env: {"sutton_barto": bool(env._sutton_barto_reward)},
+    _copy_place,
+)
 
 # --- Acrobot ---------------------------------------------------------------------------------------------------------
 
@@ -211,20 +216,17 @@ def _observe_acrobot(state: Any, observations: Array) -> None:
         observations[0, k] = state.shown[k]
 
 
-def _acrobot_rules(env: Any) -> CompiledRules:
-    fields = [("place", "f8", (4,)), ("shown", "f4", (6,)), _EXPONENT]
-    return _rules(env, fields, ["two"], (_start_acrobot, _step_acrobot, _observe_acrobot))
-
-
-def _set_up_exponent(states: Any, env: Any) -> None:
-    states.two = 2.0
-
-
 def _copy_acrobot(state: Any, env: Any) -> None:
     state.place[:], state.shown[:] = env.state, env._get_ob()
 
 
-ACROBOT = GymnasiumTwin(f"{_MODULE}.acrobot:AcrobotEnv", _acrobot_rules, _set_up_exponent, _copy_acrobot)
+_OF_ACROBOT = [("place", "f8", (4,)), ("shown", "f4", (6,))]
+ACROBOT = GymnasiumTwin(
+    f"{_MODULE}.acrobot:AcrobotEnv",
+    _rules(_OF_ACROBOT, [_EXPONENT], _start_acrobot, _step_acrobot, _observe_acrobot),
+    lambda env: {"two": 2.0},
+    _copy_acrobot,
+)
 
 # --- Pendulum --------------------------------------------------------------------------------------------------------
 
@@ -254,17 +256,12 @@ def _observe_pendulum(state: Any, observations: Array) -> None:
     observations[0, 2] = state.place[1]
 
 
-def _pendulum_rules(env: Any) -> CompiledRules:
-    fields = [("place", "f8", (2,)), ("g", "f8"), _EXPONENT]
-    rules = _rules(env, fields, ["g", "two"], (_start_pendulum, _step_pendulum, _observe_pendulum))
-    return replace(rules, bounds={})
-
-
-def _set_up_pendulum(states: Any, env: Any) -> None:
-    states.g, states.two = _number(env.g), 2.0
-
-
-PENDULUM = GymnasiumTwin(f"{_MODULE}.pendulum:PendulumEnv", _pendulum_rules, _set_up_pendulum, _copy_place)
+PENDULUM = GymnasiumTwin(
+    f"{_MODULE}.pendulum:PendulumEnv",
+    _rules([_TWO_NUMBERS], [("g", "f8"), _EXPONENT], _start_pendulum, _step_pendulum, _observe_pendulum, {}),
+    lambda env: {"g": _number(env.g), "two": 2.0},
+    _copy_place,
+)
 
 # --- MountainCar -----------------------------------------------------------------------------------------------------
 
@@ -288,17 +285,15 @@ def _step_mountain_car(state: Any, actions: Array, rng: Array, outcome: Outcome)
     outcome.truncated[0] = 0 < state.limit <= state.timestep
 
 
-def _mountain_car_rules(env: Any) -> CompiledRules:
-    fields = [("place", "f8", (2,)), ("goal", "f8")]
-    return _rules(env, fields, ["goal"], (_start_mountain_car, _step_mountain_car, _observe_place))
-
-
-def _set_up_mountain_car(states: Any, env: Any) -> None:
-    states.goal = _number(env.goal_velocity)
+def _goal(env: Any) -> Mapping[str, Any]:
+    return {"goal": _number(env.goal_velocity)}
 
 
 MOUNTAIN_CAR = GymnasiumTwin(
-    f"{_MODULE}.mountain_car:MountainCarEnv", _mountain_car_rules, _set_up_mountain_car, _copy_place
+    f"{_MODULE}.mountain_car:MountainCarEnv",
+    _rules([_TWO_NUMBERS], [("goal", "f8")], _start_mountain_car, _step_mountain_car),
+    _goal,
+    _copy_place,
 )
 
 # --- MountainCarContinuous -------------------------------------------------------------------------------------------
@@ -363,18 +358,14 @@ def _start_continuous(state: Any, rng: Array) -> None:
     state.place[0], state.place[1] = uniform(rng, -0.6, -0.4), 0.0
 
 
-def _continuous_rules(env: Any) -> CompiledRules:
-    fields = [("place", "f8", (2,)), ("single", "i8"), ("goal", "f8")]  # `single`: whether the place is float32
-    return _rules(env, fields, ["goal"], (_start_continuous, _step_continuous, _observe_place))
-
-
 def _copy_continuous(state: Any, env: Any) -> None:
     state.place[:], state.single = env.state, env.state.dtype == np.float32
 
 
+_OF_CONTINUOUS = [_TWO_NUMBERS, ("single", "i8")]  # `single`: whether the place is float32
 MOUNTAIN_CAR_CONTINUOUS = GymnasiumTwin(
     f"{_MODULE}.continuous_mountain_car:Continuous_MountainCarEnv",
-    _continuous_rules,
-    _set_up_mountain_car,
+    _rules(_OF_CONTINUOUS, [("goal", "f8")], _start_continuous, _step_continuous),
+    _goal,
     _copy_continuous,
 )

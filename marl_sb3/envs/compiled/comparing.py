@@ -96,7 +96,7 @@ def _difference(
     seeds = plain.episode_seeds(envs), batched.episode_seeds(envs)
     if seeds[0] != seeds[1]:
         return f"seeds of the episodes are {seeds[0]} and {seeds[1]}"
-    if _same_arrays(expected, step) and all(_same_infos(expected, step, index) for index in envs):
+    if _same_arrays(expected, step) and all(expected.infos[index] == step.infos[index] for index in envs):
         return None
     known = dict(_values(expected, plain))
     received = dict(_values(step, plain))
@@ -116,10 +116,6 @@ def _same_arrays(expected: VecStep, step: VecStep) -> bool:
     pairs += [*zip(expected.action_masks, step.action_masks, strict=True)]
     ended = expected.terminated.any() or expected.truncated.any() or expected.reset_infos or step.reset_infos
     return not ended and all(a is b or np.array_equal(a, b) for a, b in pairs if not isinstance(a, Mapping))
-
-
-def _same_infos(expected: VecStep, step: VecStep, index: int) -> bool:
-    return (not expected.infos[index] and not step.infos[index]) or expected.infos[index] == step.infos[index]
 
 
 def _values(step: VecStep, env: MultiAgentVecEnv) -> Iterator[tuple[tuple[int, Any, str], Any]]:

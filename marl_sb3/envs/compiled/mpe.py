@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,13 @@ from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWr
 from typing_extensions import override
 
 from marl_sb3.compiling import OBSERVE
+from marl_sb3.core.config.algorithms import place_of
 from marl_sb3.core.envs.registry import EnvFactory, make_env
 from marl_sb3.envs.compiled.batch import CompiledBatch
 from marl_sb3.envs.compiled.originals import why_not_original
 from marl_sb3.envs.compiled.random import integers, random, uniform
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
-from marl_sb3.envs.compiled.twins import Twin
+from marl_sb3.envs.compiled.twins import Twin, TwinBatch
 from marl_sb3.types import Array
 
 # Around an original, and the modules of what all of them call.
@@ -96,18 +96,8 @@ def _write_relative(observed: Array, at: int, places: Array, index: int, state: 
     return at + 2
 
 
-class ParticleBatch(CompiledBatch):
-    """E envs of one kind.
-
-    Args:
-        template: one of the originals.
-        settings: field of the state -> its value.
-    """
-
-    def __init__(self, num_envs: int, rules: CompiledRules, template: Any, settings: Mapping[str, float]) -> None:
-        super().__init__(num_envs, rules, template)
-        for field, value in settings.items():
-            self.states[field] = value
+class ParticleBatch(TwinBatch):
+    """E envs of one kind."""
 
     @override
     def reset(
@@ -129,17 +119,14 @@ class ParticleBatch(CompiledBatch):
 class ParticleTwin(Twin):
     """Steps envs with discrete actions, of which all is seen."""
 
-    raw: str  # the class of the originals, `module:name`
     arguments: Sequence[str]  # those that it covers; `dynamic_rescaling` is for rendering
-    rules: Callable[[Any], CompiledRules]  # returns the rules of an original
-    settings: Callable[[Any], Mapping[str, float]]  # returns those of an original; see `ParticleBatch`
 
     @override
     def refusal(self, env: Any, env_kwargs: Mapping[str, Any]) -> str | None:
         raw = env.unwrapped
-        found = f"{type(raw).__module__}:{type(raw).__qualname__}"
-        if found != self.raw:
-            return f"the env is a {found}, and not {self.raw}"
+        found = place_of(type(raw))
+        if found != self.original:
+            return f"the env is a {found}, and not {self.original}"
         others = [name for name in env_kwargs if name not in self.arguments]
         if others:
             return f"the argument {others[0]} is given"
@@ -156,8 +143,7 @@ class ParticleTwin(Twin):
     @override
     def make(self, factory: EnvFactory, num_envs: int, **env_kwargs: Any) -> CompiledBatch:
         template = make_env(factory, 0, env_kwargs)
-        raw = template.unwrapped
-        return ParticleBatch(num_envs, self.rules(raw), template, self.settings(raw))
+        return ParticleBatch(num_envs, self, template, template.unwrapped)
 
 
 def _state(agents: int, landmarks: int, *others: Any) -> np.dtype[Any]:
@@ -223,8 +209,8 @@ def _observe_spread(state: Any, observations: Array) -> None:
             observations[agent, rest] = 0.0
 
 
-@lru_cache(maxsize=64)
-def _spread_rules(count: int) -> CompiledRules:
+def _spread_rules(raw: Any) -> CompiledRules:
+    count = len(raw.possible_agents)
     return CompiledRules(
         agents=[f"agent_{index}" for index in range(count)],
         observation_space=_seen(4 + 2 * count + 4 * (count - 1)),
@@ -238,9 +224,9 @@ def _spread_rules(count: int) -> CompiledRules:
 
 
 SIMPLE_SPREAD = ParticleTwin(
-    raw="mpe2.simple_spread.simple_spread:raw_env",
+    original="mpe2.simple_spread.simple_spread:raw_env",
     arguments=("N", "local_ratio", "max_cycles", "dynamic_rescaling"),
-    rules=lambda raw: _spread_rules(len(raw.possible_agents)),
+    rules=_spread_rules,
     settings=lambda raw: {"limit": raw.max_cycles, "local_ratio": raw.local_ratio},
 )
 
@@ -287,8 +273,7 @@ def _observe_reference(state: Any, observations: Array) -> None:
             observations[agent, at + 3 + word] = 1.0 if word == state.said[1 - agent] else 0.0
 
 
-@lru_cache(maxsize=1)
-def _reference_rules() -> CompiledRules:
+def _reference_rules(raw: Any) -> CompiledRules:
     return CompiledRules(
         agents=["agent_0", "agent_1"],
         observation_space=_seen(2 + 6 + 3 + _WORDS),
@@ -303,9 +288,9 @@ def _reference_rules() -> CompiledRules:
 
 
 SIMPLE_REFERENCE = ParticleTwin(
-    raw="mpe2.simple_reference.simple_reference:raw_env",
+    original="mpe2.simple_reference.simple_reference:raw_env",
     arguments=("local_ratio", "max_cycles", "dynamic_rescaling"),
-    rules=lambda raw: _reference_rules(),
+    rules=_reference_rules,
     settings=lambda raw: {"limit": raw.max_cycles, "local_ratio": raw.local_ratio},
 )
 
@@ -344,8 +329,7 @@ def _observe_listening(state: Any, observations: Array) -> None:
         observations[1, at + word] = 1.0 if word == state.said else 0.0
 
 
-@lru_cache(maxsize=1)
-def _listening_rules() -> CompiledRules:
+def _listening_rules(raw: Any) -> CompiledRules:
     widths = {"speaker_0": 3, "listener_0": 2 + 6 + 3}
     return CompiledRules(
         agents=[*widths],
@@ -361,9 +345,9 @@ def _listening_rules() -> CompiledRules:
 
 
 SIMPLE_SPEAKER_LISTENER = ParticleTwin(
-    raw="mpe2.simple_speaker_listener.simple_speaker_listener:raw_env",
+    original="mpe2.simple_speaker_listener.simple_speaker_listener:raw_env",
     arguments=("max_cycles", "dynamic_rescaling"),
-    rules=lambda raw: _listening_rules(),
+    rules=_listening_rules,
     settings=lambda raw: {"limit": raw.max_cycles},
 )
 
@@ -377,11 +361,6 @@ _OBSTACLE_SIZE = 0.2
 
 def _start_tag(state: Any, rng: Array) -> None:
     _start_anywhere(state, rng, 0.9)
-
-
-@_called
-def _touches(state: Any, good: int, adversary: int) -> Any:
-    return _distance(state.places, good, state.places, adversary) < _SIZES[_GOOD] + _SIZES[_ADVERSARY]
 
 
 @_called
@@ -425,7 +404,7 @@ def _step_tag(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
     for agent in range(state.adversaries, count):
         own = 0.0
         for adversary in range(state.adversaries):
-            if _touches(state, agent, adversary):
+            if _distance(state.places, agent, state.places, adversary) < _SIZES[_GOOD] + _SIZES[_ADVERSARY]:
                 own -= 10.0
         hits -= own
         all_caught = all_caught and own < 0.0
@@ -460,9 +439,10 @@ def _observe_tag(state: Any, observations: Array) -> None:
                 at += 2
 
 
-@lru_cache(maxsize=64)
-def _tag_rules(adversaries: int, good: int, obstacles: int) -> CompiledRules:
-    count = adversaries + good
+def _tag_rules(raw: Any) -> CompiledRules:
+    count, obstacles = len(raw.world.agents), len(raw.world.landmarks)
+    adversaries = _adversaries(raw)
+    good = count - adversaries
     width = 4 + 2 * obstacles + 2 * (count - 1) + 2 * good
     widths = {f"adversary_{index}": width for index in range(adversaries)}
     widths |= {f"agent_{index}": width - 2 for index in range(good)}
@@ -479,22 +459,20 @@ def _tag_rules(adversaries: int, good: int, obstacles: int) -> CompiledRules:
     )
 
 
-def _tag_numbers(raw: Any) -> tuple[int, int, int]:
-    """Return how many adversaries, good agents and obstacles there are."""
-    adversaries = sum(agent.adversary for agent in raw.world.agents)
-    return adversaries, len(raw.world.agents) - adversaries, len(raw.world.landmarks)
+def _adversaries(raw: Any) -> int:
+    return sum(agent.adversary for agent in raw.world.agents)
 
 
 SIMPLE_TAG = ParticleTwin(
-    raw="mpe2.simple_tag.simple_tag:raw_env",
+    original="mpe2.simple_tag.simple_tag:raw_env",
     arguments=(
         *("num_good", "num_adversaries", "num_obstacles"),
         *("max_cycles", "terminate_on_success", "dynamic_rescaling"),
     ),
-    rules=lambda raw: _tag_rules(*_tag_numbers(raw)),
+    rules=_tag_rules,
     settings=lambda raw: {
-        "adversaries": _tag_numbers(raw)[0],
-        "obstacles": _tag_numbers(raw)[2],
+        "adversaries": _adversaries(raw),
+        "obstacles": len(raw.world.landmarks),
         "limit": raw.max_cycles,
         "ends_when_caught": raw.scenario.terminate_on_success,
     },

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from marl_sb3.core.config.algorithms import place_of
+
 _log = logging.getLogger(__name__)
 
 # Module -> the beginnings of the SHA-256 of its text, in the versions with which the twins were compared. A new version
@@ -151,7 +153,8 @@ class _Comparison:
         if ours is theirs or (id(ours), id(theirs)) in self._compared:
             return None
         self._compared[id(ours), id(theirs)] = ours, theirs
-        if not self._is_same_kind(type(ours), type(theirs)):
+        kinds = type(ours), type(theirs)  # other modules' classes are compared with these modules
+        if kinds[0] is not kinds[1] and place_of(kinds[0]) != place_of(kinds[1]):
             return where
         for kind, compare in self._kinds.items():
             if isinstance(theirs, kind):
@@ -171,10 +174,6 @@ class _Comparison:
             if (found := self.of(ours[name], theirs[name], inner)) is not None:
                 return found
         return None
-
-    def _is_same_kind(self, ours: type, theirs: type) -> bool:
-        """Whether types are equal; other modules' classes are compared with these modules."""
-        return ours is theirs or (ours.__module__, ours.__qualname__) == (theirs.__module__, theirs.__qualname__)
 
     def _of_functions(self, ours: Any, theirs: Any, where: str) -> str | None:
         scopes = ours.__globals__, theirs.__globals__

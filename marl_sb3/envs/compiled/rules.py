@@ -53,7 +53,7 @@ class CompiledRules:
     # the agent and key of each info, with the type of its values, such as `("agent1", "collision", bool)`
     infos: Sequence[tuple[AgentID, str, type]] = ()
     # the least and greatest value of fields that are places in arrays: checkpoints with others are refused
-    bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     # fields that are settings: an episode does not change them, and checkpoints do not hold them
     settings: Sequence[str] = ()
     # `start(state, rng)`, in the place of `begin`: begins an episode in compiled code; `rng` is as in `step`.

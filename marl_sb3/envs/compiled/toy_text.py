@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Discrete
-from typing_extensions import override
 
 from marl_sb3.core.envs.converted import AGENT, MASK
 from marl_sb3.envs.compiled.random import random
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
-from marl_sb3.envs.compiled.twins import LIMIT, GymnasiumTwin, TwinBatch
+from marl_sb3.envs.compiled.twins import LIMIT, GymnasiumBatch, GymnasiumTwin
 from marl_sb3.types import AgentID, Array
 
 _MODULE = "gymnasium.envs.toy_text"
@@ -34,16 +32,6 @@ def _observe(state: Any, observations: Array) -> None:
 
 def _copy(state: Any, env: Any) -> None:
     state.place = env.s
-
-
-class _Probabilities(TwinBatch):
-    """Their resets tell the probability of what they have drawn: 1."""
-
-    one: Any = 1.0
-
-    def reset_infos(self, env_indices: Sequence[int]) -> Mapping[int, Mapping[AgentID, Mapping[str, Any]]]:
-        """Return the infos of resets: env index -> agent -> info."""
-        return {index: {AGENT: {"prob": self.one}} for index in env_indices}
 
 
 # --- FrozenLake ------------------------------------------------------------------------------------------------------
@@ -84,8 +72,8 @@ def _step_lake(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None
     outcome.truncated[0] = 0 < state.limit <= state.timestep
 
 
-@lru_cache(maxsize=64)
-def _lake_rules_of(size: int) -> CompiledRules:
+def _lake_rules(env: Any) -> CompiledRules:
+    size = env.desc.size
     settings: list[Any] = [
         *((name, "i8") for name in ("height", "width", "is_slippery")),
         ("success", "f8"),
@@ -107,30 +95,35 @@ def _lake_rules_of(size: int) -> CompiledRules:
     )
 
 
-def _lake_rules(env: Any) -> CompiledRules:
-    return _lake_rules_of(env.desc.size)
-
-
-def _set_up_lake(states: Any, env: Any) -> None:
+def _lake_settings(env: Any) -> Mapping[str, Any]:
     """Read the settings from the table of transitions, where those of the arguments are."""
-    states.height, states.width = env.desc.shape
-    letters = env.desc.ravel()
+    letters, rewards, (height, width) = env.desc.ravel(), np.zeros(3), env.desc.shape
     kinds = np.where(letters == b"H", _HOLE, np.where(letters == b"G", _GOAL, _FROZEN))
-    states.kinds, states.first = kinds, np.cumsum(env.initial_state_distrib)
     transitions = [each for cell in env.P.values() for each in cell.values()]
     slippery = next((each for each in transitions if len(each) == 3), None)
-    states.is_slippery = slippery is not None
-    states.success = 1.0 if slippery is None else slippery[1][0]
     for cell in np.flatnonzero(kinds == _FROZEN).tolist():
         for _, there, reward, _ in (each for of_action in env.P[cell].values() for each in of_action):
-            states.rewards[:, kinds[there]] = reward
+            rewards[kinds[there]] = reward
+    return {
+        "height": height,
+        "width": width,
+        "is_slippery": slippery is not None,
+        "success": 1.0 if slippery is None else slippery[1][0],
+        "rewards": rewards,
+        "kinds": kinds,
+        "first": np.cumsum(env.initial_state_distrib),
+    }
 
 
-class _Lakes(_Probabilities):
-    one = 1
+class _Lakes(GymnasiumBatch):
+    """Their resets tell the probability of what they have drawn: 1."""
+
+    def reset_infos(self, env_indices: Sequence[int]) -> Mapping[int, Mapping[AgentID, Mapping[str, Any]]]:
+        """Return the infos of resets: env index -> agent -> info."""
+        return {index: {AGENT: {"prob": 1}} for index in env_indices}
 
 
-FROZEN_LAKE = GymnasiumTwin(f"{_MODULE}.frozen_lake:FrozenLakeEnv", _lake_rules, _set_up_lake, _copy, _Lakes)
+FROZEN_LAKE = GymnasiumTwin(f"{_MODULE}.frozen_lake:FrozenLakeEnv", _lake_rules, _lake_settings, _copy, _Lakes)
 
 # --- Taxi ------------------------------------------------------------------------------------------------------------
 
@@ -138,6 +131,7 @@ FROZEN_LAKE = GymnasiumTwin(f"{_MODULE}.frozen_lake:FrozenLakeEnv", _lake_rules,
 _EAST = np.array([[1, 0, 1, 1, 0], [1, 0, 1, 1, 0], [1, 1, 1, 1, 0], [0, 1, 0, 1, 0], [0, 1, 0, 1, 0]], dtype=np.uint8)
 _STOPS = np.array([0, 4, 20, 23])  # the cells where passengers wait and leave
 _IN_TAXI = 4
+_PLACES = 500  # of the taxi, the passenger and the destination together
 
 
 def _step_taxi(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
@@ -188,40 +182,35 @@ def _allow_in_taxi(state: Any, allowed: Array) -> None:
             allowed[0, 5] = True
 
 
-@lru_cache(maxsize=1)
-def _taxi_rules_of(size: int) -> CompiledRules:
+def _taxi_rules(env: Any) -> CompiledRules:
     return CompiledRules(
         agents=[AGENT],
-        observation_space=Discrete(size),
+        observation_space=Discrete(_PLACES),
         action_space=Discrete(6),
-        state=np.dtype([*LIMIT, ("place", "i8"), ("first", "f8", (size,))], align=True),
+        state=np.dtype([*LIMIT, ("place", "i8"), ("first", "f8", (_PLACES,))], align=True),
         start=_start,
         step=_step_taxi,
         observe=_observe,
         allow=_allow_in_taxi,
         infos=_INFOS,
-        bounds={"place": (0, size - 1)},
+        bounds={"place": (0, _PLACES - 1)},
         settings=["limit", "first"],
     )
 
 
-def _taxi_rules(env: Any) -> CompiledRules:
-    return _taxi_rules_of(500)
-
-
-def _set_up_taxi(states: Any, env: Any) -> None:
+def _taxi_settings(env: Any) -> Mapping[str, Any]:
     if getattr(env, "fickle_passenger", False) or any(len(each) > 1 for of in env.P.values() for each in of.values()):
         raise ValueError("is_rainy and fickle_passenger")
-    states.first = np.cumsum(env.initial_state_distrib)
+    return {"first": np.cumsum(env.initial_state_distrib)}
 
 
-class _Taxis(_Probabilities):
-    """With the masks of the actions that change something."""
+class _Taxis(GymnasiumBatch):
+    """Their resets tell that probability, and the masks of the actions that change something."""
 
-    @override
     def reset_infos(self, env_indices: Sequence[int]) -> Mapping[int, Mapping[AgentID, Mapping[str, Any]]]:
+        """Return the infos of resets: env index -> agent -> info."""
         masks = self.action_masks()[:, 0].astype(np.int8)
-        return {index: {AGENT: {"prob": self.one, MASK: masks[index].copy()}} for index in env_indices}
+        return {index: {AGENT: {"prob": 1.0, MASK: masks[index].copy()}} for index in env_indices}
 
 
-TAXI = GymnasiumTwin(f"{_MODULE}.taxi:TaxiEnv", _taxi_rules, _set_up_taxi, _copy, _Taxis)
+TAXI = GymnasiumTwin(f"{_MODULE}.taxi:TaxiEnv", _taxi_rules, _taxi_settings, _copy, _Taxis)

@@ -13,6 +13,7 @@ import gymnasium
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from typing_extensions import override
 
+from marl_sb3.core.config.algorithms import place_of
 from marl_sb3.core.envs.converted import SingleAgentEnv
 from marl_sb3.core.envs.registry import EnvFactory, make_env
 from marl_sb3.core.vec_env.batched_vec_env import BatchedVecEnv
@@ -39,12 +40,17 @@ _sampled: dict[str, str | None] = {}  # what the samples have found
 LIMIT = [("timestep", "i8"), ("limit", "i8")]
 
 
+@dataclass(frozen=True)
 class Twin(ABC):
-    """Makes compiled envs in the place of others; see `marl_sb3.envs.TWINS`.
+    """Makes compiled envs in the place of those of one class; see `marl_sb3.envs.TWINS`.
 
     The twin is used only for an env that `why_not_original` knows, in wrappers that are known. What NumPy makes of its
     code on this machine is sampled besides, for `SAMPLE_STEPS` steps.
     """
+
+    original: str  # the class of the originals, `module:name`
+    rules: Callable[[Any], CompiledRules]  # returns the rules of an original
+    settings: Callable[[Any], Mapping[str, Any]]  # returns those of an original: field of the state -> its value
 
     def __call__(self, factory: EnvFactory) -> Mapping[str, Callable[..., Any]]:
         """Return what makes the batch in the place of a factory's envs, and says why it may not, by name."""
@@ -93,15 +99,27 @@ def _wrappers(env: Any) -> Iterator[Any]:
         env = env.env
 
 
+class TwinBatch(CompiledBatch):
+    """E envs in the place of others.
+
+    Args:
+        twin: makes them.
+        template: one of the originals, in its wrappers.
+        original: the same without them.
+    """
+
+    def __init__(self, num_envs: int, twin: Twin, template: Any, original: Any) -> None:
+        super().__init__(num_envs, twin.rules(original), template)
+        for field, value in twin.settings(original).items():
+            self.states[field] = value
+
+
 @dataclass(frozen=True)
 class GymnasiumTwin(Twin):
     """Steps the envs of one class of Gymnasium as compiled ones."""
 
-    entry_point: str  # the class, `module:name`
-    rules: Callable[[Any], CompiledRules]  # returns the rules of an env of the class
-    set_up: Callable[[Any, Any], None]  # writes the settings of an env into records
-    copy: Callable[[Any, Any], None]  # writes the state of an env into a record
-    batch: type[TwinBatch] | None = None  # None: `TwinBatch`
+    copy: Callable[[Any, Any], None]  # writes the state of an original into a record
+    batch: type[GymnasiumBatch] | None = None  # None: `GymnasiumBatch`
 
     @override
     def refusal(self, env: Any, env_kwargs: Mapping[str, Any]) -> str | None:
@@ -115,9 +133,9 @@ class GymnasiumTwin(Twin):
         if any(callable(getattr(type(each), name, None)) for each in _wrappers(env.env) for name in vars(each)):
             return "a method of a wrapper is replaced"
         inner: Any = env.env.unwrapped
-        found = f"{type(inner).__module__}:{type(inner).__qualname__}"
-        if found != self.entry_point:
-            return f"the env is a {found}, and not {self.entry_point}"
+        found = place_of(type(inner))
+        if found != self.original:
+            return f"the env is a {found}, and not {self.original}"
         module, _, name = found.partition(":")
         helpers = f"{module.rpartition('.')[0]}.utils"
         modules = [*_OF_GYMNASIUM, *([helpers] if helpers in KNOWN else []), module]
@@ -130,22 +148,16 @@ class GymnasiumTwin(Twin):
         return why_not_original(modules, inner, anew)
 
     @override
-    def make(self, factory: EnvFactory, num_envs: int, **env_kwargs: Any) -> TwinBatch:
-        return (self.batch or TwinBatch)(num_envs, self, make_env(factory, 0, env_kwargs))
+    def make(self, factory: EnvFactory, num_envs: int, **env_kwargs: Any) -> GymnasiumBatch:
+        return (self.batch or GymnasiumBatch)(num_envs, self, make_env(factory, 0, env_kwargs))
 
 
-class TwinBatch(CompiledBatch):
-    """E envs of a Gymnasium class.
-
-    Args:
-        template: one of the originals; it begins the episodes with options.
-    """
+class GymnasiumBatch(TwinBatch):
+    """E envs of a Gymnasium class; the original begins the episodes with options."""
 
     def __init__(self, num_envs: int, twin: GymnasiumTwin, template: Any) -> None:
-        self.original = template.env.unwrapped
-        super().__init__(num_envs, twin.rules(self.original), template)
-        self.twin = twin
-        twin.set_up(self.states, self.original)
+        self.original, self.copy_original = template.env.unwrapped, twin.copy
+        super().__init__(num_envs, twin, template, self.original)
         self.states.limit = next(
             (each._max_episode_steps for each in _wrappers(template.env) if isinstance(each, TimeLimit)), 0
         )
@@ -172,6 +184,6 @@ class TwinBatch(CompiledBatch):
         for env_index, seed, given in zip(env_indices, seeds, options, strict=True):
             self.original.reset(seed=seed, options=given or None)
             state = self.states[env_index]
-            self.twin.copy(state, self.original)
+            self.copy_original(state, self.original)
             state.timestep = 0
             self.rngs[env_index] = words_of(self.original.np_random)

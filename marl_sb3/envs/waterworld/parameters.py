@@ -7,16 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
+from msgspec import Meta
 
-from marl_sb3.errors import ConfigError, shown
+from marl_sb3.core.config.values import Fraction, accepts, words
+from marl_sb3.envs.drawn import refused
 from marl_sb3.types import AgentID
 
 FOOD_SIZE, POISON_SIZE = 2.0, 0.75  # in radii of a pursuer
 BOUND = np.float32(np.sqrt(2))  # of an observation: the speed of two that swim straight at each other along a diagonal
-_MAX_NUMBER = 1e6  # of rewards and speeds; squares of such numbers stay far from overflow
+
+Number = Annotated[int, Meta(ge=0, le=1000)]
+PositiveNumber = Annotated[int, Meta(ge=1, le=1000)]
+# Squares of such numbers stay far from overflow.
+Acceleration = Annotated[float, Meta(ge=0, le=1e6, description="a number from 0 to 1e+06")]
+Reward = Annotated[float, Meta(ge=-1e6, le=1e6, description="a number from -1e+06 to 1e+06")]
 
 
 @dataclass(frozen=True)
@@ -27,48 +34,43 @@ class Parameters:
         ConfigError: a value is not accepted; the key is that of the setting (`env.n_pursuers`, say).
     """
 
-    n_pursuers: int = 2  # agents
-    n_evaders: int = 5  # foods
-    n_poisons: int = 10
-    n_obstacles: int = 1
-    n_coop: int = 1  # pursuers that have to touch a food at the same time in order to eat it
-    n_sensors: int = 30  # of each pursuer, evenly spaced
-    sensor_range: float = 0.2
-    radius: float = 0.015  # of a pursuer; a food's is twice, a poison's is 3/4 of it
-    obstacle_radius: float = 0.1
+    n_pursuers: PositiveNumber = 2  # agents
+    n_evaders: Number = 5  # foods
+    n_poisons: Number = 10
+    n_obstacles: Number = 1
+    n_coop: PositiveNumber = 1  # pursuers that have to touch a food at the same time in order to eat it
+    n_sensors: PositiveNumber = 30  # of each pursuer, evenly spaced
+    sensor_range: Annotated[float, Meta(ge=0.001, le=2)] = 0.2  # the diagonal is 1.41 long
+    # of a pursuer; a food's is twice, a poison's is 3/4 of it
+    radius: Annotated[float, Meta(ge=0.0001, le=0.1)] = 0.015
+    obstacle_radius: Fraction = 0.1
     obstacle_coord: Sequence[Sequence[float]] | None = ((0.5, 0.5),)  # centres; None: anew in each episode
-    pursuer_max_accel: float = 0.01  # most velocity that one action adds, per second
-    pursuer_speed: float = 0.2  # most velocity along each axis, per second
-    evader_speed: float = 0.1  # most initial velocity along each axis, per second
-    poison_speed: float = 0.1  # the same
-    poison_reward: float = -1.0  # for each poison touched
-    food_reward: float = 10.0  # in a step in which a food is eaten
-    encounter_reward: float = 0.01  # in each step, for each food touched
-    thrust_penalty: float = -0.5  # times the length of the thrust
-    local_ratio: float = 1.0  # share of a reward that only the pursuer who earned it gets; the rest is averaged
-    speed_features: bool = True  # sensors read speeds, too
-    max_cycles: int = 500  # env steps of an episode
+    pursuer_max_accel: Acceleration = 0.01  # most velocity that one action adds, per second
+    # most velocity along each axis, per second; faster ones would pass through obstacles
+    pursuer_speed: Annotated[float, Meta(ge=0.001, le=1)] = 0.2
+    evader_speed: Fraction = 0.1  # most initial velocity along each axis, per second
+    poison_speed: Fraction = 0.1  # the same
+    poison_reward: Reward = -1.0  # for each poison touched
+    food_reward: Reward = 10.0  # in a step in which a food is eaten
+    encounter_reward: Reward = 0.01  # in each step, for each food touched
+    thrust_penalty: Reward = -0.5  # times the length of the thrust
+    local_ratio: Fraction = 1.0  # share of a reward that only the pursuer who earned it gets; the rest is averaged
+    speed_features: Annotated[bool, Meta(description="a boolean")] = True  # sensors read speeds, too
+    max_cycles: Annotated[int, Meta(ge=1, le=10**9)] = 500  # env steps of an episode
 
     def __post_init__(self) -> None:
-        for name, (fewest, most) in _COUNTS.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not fewest <= value <= most:
-                raise _refused(name, f"an integer from {fewest} to {most}", value)
-        for name, (lowest, highest) in _RANGES.items():
-            value = getattr(self, name)
-            if not _is_number(value, lowest, highest):
-                raise _refused(name, f"a number from {lowest:g} to {highest:g}", value)
-        if not isinstance(self.speed_features, bool):
-            raise _refused("speed_features", "a boolean", self.speed_features)
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
+            if name != "obstacle_coord" and not accepts(kind, getattr(self, name)):
+                raise refused(name, words(kind), getattr(self, name))
         centres: Any = self.obstacle_coord
         if centres is None:
             return
         pairs = _is_sequence(centres) and all(_is_sequence(centre) and len(centre) == 2 for centre in centres)
-        if not pairs or not all(_is_number(value, 0, 1) for centre in centres for value in centre):
-            raise _refused("obstacle_coord", "a list of [x, y] with numbers from 0 to 1, or null", centres)
+        if not pairs or not all(accepts(Fraction, value) for centre in centres for value in centre):
+            raise refused("obstacle_coord", "a list of [x, y] with numbers from 0 to 1, or null", centres)
         if len(centres) != self.n_obstacles:
-            words = f"as many centres as n_obstacles ({self.n_obstacles}), or null for random ones"
-            raise _refused("obstacle_coord", words, centres)
+            accepted = f"as many centres as n_obstacles ({self.n_obstacles}), or null for random ones"
+            raise refused("obstacle_coord", accepted, centres)
 
     @property
     def n_foods_and_poisons(self) -> int:
@@ -91,41 +93,8 @@ class Parameters:
         return tuple(f"pursuer_{number}" for number in range(self.n_pursuers))
 
 
-_COUNTS = {
-    "n_pursuers": (1, 1000),
-    "n_evaders": (0, 1000),
-    "n_poisons": (0, 1000),
-    "n_obstacles": (0, 1000),
-    "n_coop": (1, 1000),
-    "n_sensors": (1, 1000),
-    "max_cycles": (1, 10**9),
-}
-_RANGES = {
-    "sensor_range": (0.001, 2.0),  # the diagonal is 1.41 long
-    "radius": (0.0001, 0.1),
-    "obstacle_radius": (0.0, 1.0),
-    "pursuer_max_accel": (0.0, _MAX_NUMBER),
-    "pursuer_speed": (0.001, 1.0),  # faster ones would pass through obstacles
-    "evader_speed": (0.0, 1.0),
-    "poison_speed": (0.0, 1.0),
-    "poison_reward": (-_MAX_NUMBER, _MAX_NUMBER),
-    "food_reward": (-_MAX_NUMBER, _MAX_NUMBER),
-    "encounter_reward": (-_MAX_NUMBER, _MAX_NUMBER),
-    "thrust_penalty": (-_MAX_NUMBER, _MAX_NUMBER),
-    "local_ratio": (0.0, 1.0),
-}
-
-
-def _is_number(value: Any, lowest: float, highest: float) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and lowest <= value <= highest
-
-
 def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _refused(name: str, accepted: str, value: Any) -> ConfigError:
-    return ConfigError(f"{name} must be {accepted}; received {shown(value)}", key=f"env.{name}")
 
 
 def refused_action(agent: AgentID, received: str) -> str:

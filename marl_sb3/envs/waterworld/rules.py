@@ -516,6 +516,9 @@ def run(address: int) -> None:
         see(pond, own, observations[i])
 
 
+_FARTHEST = 10.0  # limit of positions and speeds in a saved state; in an episode they stay far below it
+
+
 def compiled_rules(template: WaterworldEnv) -> CompiledRules:
     """Return the rules of ponds with the parameters of a template."""
     own = template.parameters
@@ -549,11 +552,12 @@ def compiled_rules(template: WaterworldEnv) -> CompiledRules:
         state=np.dtype([*fixed, *saved], align=True),
         run=run,
         infos=[(agent, key, kind) for agent in names for key, kind in _EVENTS],
+        bounds={
+            **{name: (-_FARTHEST, _FARTHEST) for name, kind, *_ in saved if kind == "f8"},
+            "timesteps": (0, own.max_cycles - 1),
+        },
         settings=[name for name, *_ in fixed],
     )
-
-
-_FARTHEST = 10.0  # limit of positions and speeds in a saved state; in an episode they stay far below it
 
 
 class BatchedWaterworld(CompiledBatch):
@@ -606,31 +610,20 @@ class BatchedWaterworld(CompiledBatch):
     def render(self, env_index: int) -> Any:
         return self.template.render_state(self.states[env_index])
 
-    def _saved(self) -> dict[str, Array]:
-        """Return the arrays of the state, as checkpoints hold them: views."""
-        arrays = {name: np.asarray(self.states[name]) for name in self.rules.saved}
-        return {name: a.view(np.bool_) if a.dtype == np.uint8 else a for name, a in arrays.items()}
+    @override
+    def saved(self) -> dict[str, Array]:
+        return {name: a.view(np.bool_) if a.dtype == np.uint8 else a for name, a in super().saved().items()}
 
     @override
     def get_state(self) -> State:
         rngs = [generator_state(self.generator(index)) for index in range(self.num_envs)]
-        return {**{name: array.copy() for name, array in self._saved().items()}, "rngs": rngs}
+        return {**super().get_state(), "rngs": rngs}
 
     @override
     def set_state(self, state: StateReader) -> None:
-        most = self.template.parameters.max_cycles - 1
-        bounds: dict[str, Any] = {"f": (-_FARTHEST, _FARTHEST), "timesteps": (0, most)}
-        own = self._saved()
-        read = {
-            name: state.array(name, a.dtype, a.shape, *bounds.get(name, bounds.get(a.dtype.kind, (None, None))))
-            for name, a in own.items()
-        }
         saved, words = state.listed("rngs", self.num_envs), self.rngs.copy()
         for number in range(self.num_envs):
             rng = np.random.default_rng(0)
             set_generator_state(rng, saved, str(number))
             words[number] = words_of(rng)
-        self._is_observed = False
-        for name, array in own.items():
-            array[...] = read[name]
-        self.rngs[...] = words
+        self.put(state, words)

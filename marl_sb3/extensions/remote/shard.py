@@ -242,22 +242,18 @@ class Shard:
                 self._runner.seed(saved.env_seed)
             self._runner.forget_episodes()
             return {}
+        state = StateReader(saved.state, f"shard {self._index}", self._env.num_envs)
         with preserve_rng():
-            return self._restore(StateReader(saved.state, f"shard {self._index}", self._env.num_envs))
-
-    def _restore(self, state: StateReader) -> Inexact:
-        put_policies = read_states(self._policies, state.fields("policies"))
-        put_tracker = self._tracker.read_state(state.fields("tracker"))
-        lost = self._runner.read_state(state.fields("env"))()
-        put_policies()
-        put_tracker()
-        # Where nothing was restored, other episodes begin than at the start.
-        first_settings = state.listed("first_settings")
-        for number in first_settings:
-            given = first_settings.fields(number)
-            settings = given.fields("settings")
-            self.configure(given.items("envs"), {name: settings.value(name) for name in settings.names()})
-        self._runner.restart_lost(lost, fresh_seed())
+            put_policies = read_states(self._policies, state.fields("policies"))
+            put_tracker = self._tracker.read_state(state.fields("tracker"))
+            lost = self._runner.read_state(state.fields("env"))()
+            put_policies()
+            put_tracker()
+            # Where nothing was restored, other episodes begin than at the start.
+            first_settings = state.listed("first_settings")
+            for given in map(first_settings.fields, first_settings):
+                self.configure(given.items("envs"), given.fields("settings").values())
+            self._runner.restart_lost(lost, fresh_seed())
         return lost
 
 

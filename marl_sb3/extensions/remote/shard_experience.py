@@ -26,6 +26,7 @@ from marl_sb3.core.sb3.tensors import read_weights, weights
 from marl_sb3.core.sb3.traits import trait
 from marl_sb3.core.state.fields import Fields, Stateful, part, scalar
 from marl_sb3.core.state.state import State, StateReader, TensorFile
+from marl_sb3.doors import ExperienceMaker
 from marl_sb3.types import Array, BoolArray
 
 
@@ -321,7 +322,7 @@ class ShardedReplay(ShardedExperience):
 # --- Which of them a learner has --------------------------------------------------------------------------------------
 
 
-class LearnerShard:
+class LearnerShard(ExperienceMaker):
     """The `ExperienceMaker` of learners whose policies act in shards."""
 
     acts_here = False
@@ -332,9 +333,6 @@ class LearnerShard:
         replays = isinstance(learner.algorithm, OffPolicyAlgorithm)
         kind = ShardedExperience if not learner.trained else ShardedReplay if replays else ShardedRollout
         return kind(learner)
-
-    def prepare_copy(self, algorithm: Any) -> None:
-        """See `ExperienceMaker.prepare_copy`: the copies are in the shards."""
 
 
 class CopyShard:

@@ -275,22 +275,17 @@ class ShardRunners:
         deadline = time.monotonic() + self._start_timeout_s
         while self._joined < self._number or not self._ready():
             if time.monotonic() > deadline:
-                raise self._too_late()
+                within = f"within {self._start_timeout_s:g} s"
+                if self._joined >= self._number:
+                    raise RunnersLostError(f"no runner is left, and none has started {within}")
+                words = f"{self._joined} of {self._number} runners have started {within}"
+                accepted = "as many as the cluster has resources for (ray.num_cpus each)"
+                raise ConfigError(f"{words}; accepted: {accepted}", key="ray.runners")
             if not self._processes:  # several starts have failed, as on a node that was about to end
                 time.sleep(self._poll_s)
                 self._begin()
             self._poll()
         return self._ready()
-
-    def _too_late(self) -> ConfigError | RunnersLostError:
-        within = f"within {self._start_timeout_s:g} s"
-        if self._joined >= self._number:
-            return RunnersLostError(f"no runner is left, and none has started {within}")
-        return ConfigError(
-            f"{self._joined} of {self._number} runners have started {within}; "
-            "accepted: as many as the cluster has resources for (ray.num_cpus each)",
-            key="ray.runners",
-        )
 
     def close(self) -> None:
         """Close all envs and end all processes; a second call does nothing."""

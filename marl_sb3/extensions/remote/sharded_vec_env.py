@@ -115,7 +115,7 @@ class ShardedVecEnv(MultiAgentVecEnv):
         self.metadata, self.render_mode = probe.metadata, probe.render_mode
         self._ask: Callable[..., Any] | None = None
         self._close_shards: Callable[[], None] = lambda: None
-        self._example: MultiAgentVecEnv | None = None
+        self._example: MultiAgentVecEnv | None = None  # an env in this process, which is never stepped
 
     def attach(self, ask: Callable[..., Any], close: Callable[[], None]) -> None:
         """Let calls go to the shards.
@@ -138,7 +138,10 @@ class ShardedVecEnv(MultiAgentVecEnv):
 
     def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
         if name in _THE_SAME_OF_ALL:
-            return [self._asked_here.call(name, [0], *args, **kwargs)[0] for _ in env_indices]
+            if self._example is None:
+                with preserve_rng():
+                    self._example = self.plan.probe()
+            return [self._example.call(name, [0], *args, **kwargs)[0] for _ in env_indices]
         results: dict[int, Any] = {}
         for shard, places, inner in self._by_shard(env_indices):
             results.update(zip(places, self._asked(shard, "call", name, inner, args, kwargs), strict=True))
@@ -154,14 +157,6 @@ class ShardedVecEnv(MultiAgentVecEnv):
         for shard in sorted({index // size for index in env_indices}):
             places = [place for place, index in enumerate(env_indices) if index // size == shard]
             yield shard, places, [env_indices[place] % size for place in places]
-
-    @property
-    def _asked_here(self) -> MultiAgentVecEnv:
-        """An env in this process, which is never stepped."""
-        if self._example is None:
-            with preserve_rng():
-                self._example = self.plan.probe()
-        return self._example
 
     def _asked(self, shard: int, method: str, *arguments: Any) -> Any:
         if self._ask is None:

@@ -236,12 +236,6 @@ def _multi_discrete_from_plain(plain: StateReader) -> spaces.MultiDiscrete:
     return spaces.MultiDiscrete(nvec.astype(dtype), dtype.type, start=start.astype(dtype))
 
 
-def _multi_binary_from_plain(plain: StateReader) -> spaces.MultiBinary:
-    if isinstance(plain.value("n"), list):
-        return spaces.MultiBinary(list(_shape(plain, "n")))
-    return spaces.MultiBinary(plain.integer("n", 1))
-
-
 def _joined_from_plain(plain: StateReader) -> Space:
     """Read the space of actions of several parts, in which their policies choose."""
     found = policy_actions(_composite_from_plain(plain.fields("of"), _MAX_DIMENSIONS))
@@ -281,7 +275,9 @@ _KINDS: Mapping[str, Callable[[StateReader], Space]] = {
     "Box": _box_from_plain,
     "Discrete": lambda plain: spaces.Discrete(plain.integer("n", 1), start=plain.integer("start", -(2**53))),
     "MultiDiscrete": _multi_discrete_from_plain,
-    "MultiBinary": _multi_binary_from_plain,
+    "MultiBinary": lambda plain: spaces.MultiBinary(
+        list(_shape(plain, "n")) if isinstance(plain.value("n"), list) else plain.integer("n", 1)
+    ),
     "Dict": lambda plain: _composite_from_plain(plain, 1),
     "Joined": _joined_from_plain,
 }

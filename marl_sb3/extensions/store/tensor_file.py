@@ -125,13 +125,9 @@ class StoredTensors(TensorFile):
 
     def _read(self, file: FileIO, form: Form) -> Array:
         """The next numbers of the file."""
-        data = np.empty(form.nbytes, dtype=np.uint8)
-        view, read = data.data, 0
-        while read < len(data):
-            more = file.readinto(view[read:])
-            if not more:
-                raise CheckpointError(f"{self._path.name} is damaged: it became shorter while it was read")
-            read += more
+        data = np.fromfile(file, np.uint8, form.nbytes)
+        if len(data) < form.nbytes:
+            raise CheckpointError(f"{self._path.name} is damaged: it became shorter while it was read")
         return data.view(form.dtype).reshape(form.shape)
 
     def _opened(self) -> AbstractContextManager[FileIO]:

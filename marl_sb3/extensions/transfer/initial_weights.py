@@ -61,9 +61,8 @@ def parse_init_from(text: str) -> InitFrom:
     """Parse the value of `--init-from`: `RUN`, `FILE.zip`, `pol1=PATH`, `pol1=PATH:polX`."""
     policy_id, equals, rest = text.partition("=") if "=" in text else ("", "", text)
     path, colon, source_id = rest.rpartition(":")
-    if path == "hf":  # the colon of an address on the Hub
-        path, colon, source_id = rest, "", ""
-    if not colon or (len(path) == 1 and source_id[:1] in ("\\", "/")):  # the colon of a drive
+    is_of_a_drive = len(path) == 1 and source_id[:1] in ("\\", "/")
+    if not colon or path == "hf" or is_of_a_drive:  # or that of an address on the Hub
         path, colon, source_id = rest, "", ""
     if not path or (equals and not policy_id) or (colon and not source_id):
         refuse("--init-from", text, ACCEPTED, "init_from")

@@ -13,6 +13,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.core.envs.converted import MASK
 from marl_sb3.core.sb3 import inference
+from marl_sb3.core.vec_env.observations import stacked
 from marl_sb3.errors import ExportError
 from marl_sb3.extensions.transfer.onnx_graph import (
     CRITIC_STATES,
@@ -79,7 +80,7 @@ def largest_difference(
     for rows in BATCH_SIZES:
         more = _drawn(algorithm, rows, rng)
         for _ in range(MEMORY_STEPS if START in more else 1):
-            observations = _stacked([space.sample() for _ in range(rows)])
+            observations = stacked([space.sample() for _ in range(rows)])
             received = dict(zip(names, session.run(names, {**by_input(observations), **more}), strict=True))
             received["actions"] = processing.done.from_env(received["actions"])
             normalize, rescale, seen = processing.normalize, processing.rescale, processing.seen.from_env(observations)
@@ -139,12 +140,6 @@ def _checked_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
         )
         return spaces.Box(low, high, space.shape, space.dtype)
     return deepcopy(space)
-
-
-def _stacked(rows: list[Any]) -> Observations:
-    if isinstance(rows[0], Mapping):
-        return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
-    return np.stack(rows)
 
 
 def _by_sb3(algorithm: Any, observations: Observations, more: Arrays) -> dict[str, Array]:

@@ -14,13 +14,13 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from copy import deepcopy
 from dataclasses import dataclass
 from inspect import signature
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch as th
@@ -42,7 +42,7 @@ from marl_sb3.core.processing.processing import NormalizeObservations, Processin
 from marl_sb3.core.processing.processors import WHOLE
 from marl_sb3.core.sb3.inference import critic_states, initial_states, takes_masks
 from marl_sb3.core.sb3.private import integer_sizes, take_single_steps, unchecked_distributions
-from marl_sb3.core.vec_env.observations import ZeroBased
+from marl_sb3.core.vec_env.observations import ZeroBased, stacked
 from marl_sb3.errors import ConfigError, ExportError, install_words
 from marl_sb3.types import Array
 from marl_sb3.wrappers.observations import choices_of
@@ -240,9 +240,11 @@ def outputs(policy: Any, observations: Any, more: Mapping[str, th.Tensor]) -> Ou
         values = (policy.q_net.q_net(hidden),) if has_q_values(policy) else ()
         return policy.choose(hidden, deterministic=True), *values, *kept
     if START in more:
+        from sb3_contrib.common.recurrent.type_aliases import RNNStates  # it has made the policy
+
         states = [tuple(more[name] for name in names if name in more) for names in (STATES, CRITIC_STATES)]
         after: Any
-        actions, values, _, after = policy(observations, _Memory(*states), more[START], deterministic=True, **masks)
+        actions, values, _, after = policy(observations, RNNStates(*states), more[START], deterministic=True, **masks)
         kept = (*after.pi, *(after.vf if states[1] else ()))
         return actions, values.flatten(), *_parameters(policy), *kept
     if hasattr(policy, "predict_values"):
@@ -257,13 +259,6 @@ def outputs(policy: Any, observations: Any, more: Mapping[str, th.Tensor]) -> Ou
         return policy(observations, deterministic=True), *_parameters(policy)
     of_actor = getattr(policy.actor, "get_action_dist_params", None)  # SAC, TQC, CrossQ: the mode of the distribution
     return (policy.actor(observations) if of_actor is None else th.tanh(of_actor(observations)[0]),)
-
-
-class _Memory(NamedTuple):
-    """The states of the LSTMs of actor and critic, as sb3-contrib's policies take them."""
-
-    pi: Outputs
-    vf: Outputs
 
 
 def _parameters(policy: Any) -> Outputs:
@@ -394,10 +389,12 @@ def to_onnx(
     onnx, _ = onnx_packages()
     graph = PolicyGraph(algorithm, observation_space, processing).eval()
     space = deepcopy(observation_space)
-    rows = [by_input(space.sample()) for _ in range(2)]  # PyTorch would take a batch of 1 for a fixed length
-    observations = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    program = _traced(graph, {**observations, **more_inputs(algorithm, len(rows))})
-    _free_output_names(program, graph.output_names)
+    # PyTorch would take a batch of 1 for a fixed length.
+    observations = by_input(stacked([space.sample() for _ in range(2)]))
+    program = _traced(graph, {**observations, **more_inputs(algorithm, 2)})
+    for value in (value for node in program.model.graph.all_nodes() for value in node.outputs):
+        if value.name in graph.output_names and not value.is_graph_output():  # named after an operation, such as `mean`
+            value.name = f"inner.{value.name}"
     model = _without_traces(program.model_proto)
     described = {
         "inputs": json.dumps(_described(onnx, model.graph.input)),
@@ -459,14 +456,6 @@ def _quiet_exporter() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
-
-
-def _free_output_names(program: Any, names: Sequence[str]) -> None:
-    """Rename inner values with the name of an output: PyTorch names them after operations, such as `mean`."""
-    for node in program.model.graph.all_nodes():
-        for value in node.outputs:
-            if value.name in names and not value.is_graph_output():
-                value.name = f"inner.{value.name}"
 
 
 def _without_traces(model: Any) -> Any:

@@ -7,7 +7,6 @@ import json
 import pickle
 import stat
 import zipfile
-from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,30 +109,20 @@ SB3_FILES = SB3Files()
 
 
 def _write_zip(algorithm: BaseAlgorithm, path: Path) -> None:
-    """Save one policy as SB3 does, without our classes, so that it opens where marl_sb3 is not installed."""
-    stock = _in_stock_form(vars(algorithm), progress_remaining(algorithm))
+    """Save one policy as SB3 does, without our classes, so that it opens where marl_sb3 is not installed.
+
+    SB3 pickles its schedules: those of marl_sb3 become SB3's constants of their present values.
+    """
+    stock: dict[str, Any] = {}
+    for name, value in vars(algorithm).items():
+        inner = value.value_schedule if isinstance(value, FloatSchedule) else value
+        if isinstance(inner, (Exponential, Piecewise)):
+            constant = ConstantSchedule(inner(progress_remaining(algorithm)))
+            stock[name] = constant if inner is value else FloatSchedule(constant)
     if stock:
         algorithm = copy(algorithm)
         vars(algorithm).update(stock)
     algorithm.save(path, exclude=list(_OURS))
-
-
-def _in_stock_form(attributes: Mapping[str, Any], progress: float) -> dict[str, Any]:
-    """Return those attributes that are schedules of marl_sb3, as SB3's constants of their present values.
-
-    SB3 pickles its schedules: a class of marl_sb3 could not be read where it is not installed.
-
-    Args:
-        attributes: of an algorithm.
-        progress: of its training.
-    """
-    found: dict[str, Any] = {}
-    for name, value in attributes.items():
-        inner = value.value_schedule if isinstance(value, FloatSchedule) else value
-        if isinstance(inner, (Exponential, Piecewise)):
-            constant = ConstantSchedule(inner(progress))
-            found[name] = constant if inner is value else FloatSchedule(constant)
-    return found
 
 
 _NOTE = (

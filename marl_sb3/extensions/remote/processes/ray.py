@@ -124,12 +124,20 @@ class Connection:
         self.options: dict[str, Any] = {"num_cpus": settings.num_cpus}  # Ray's options of such a process
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # of a Ray of its own: sockets and logs
         self._is_own = not self.ray.is_initialized()
-        with self._refusals_named(settings.address):
-            if not self._is_own:
+        try:
+            if self._is_own:
+                with _undisturbed():
+                    self._connect(settings, processes)
+            else:
                 self.options["runtime_env"] = self._runtime_env(settings)
-                return
-            with _undisturbed():
-                self._connect(settings, processes)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # from Ray's handler of the signal
+                raise KeyboardInterrupt from error
+            if isinstance(error, ConfigError) or not isinstance(error, (Exception, SystemExit)):
+                raise
+            words = f"ray: cannot connect to {settings.address!r}: {_first_line(error)}"
+            raise ConfigError(words, key="ray.address") from error
 
     def _connect(self, settings: RaySettings, processes: int) -> None:
         # The whole connection gets the runtime_env: Ray uploads its local folders for a connection alone.
@@ -160,19 +168,6 @@ class Connection:
             return dict(RuntimeEnv(**settings.runtime_env))
         except (ValueError, TypeError) as error:
             raise ConfigError(f"ray: runtime_env: {_first_line(error)}", key="ray_runtime_env") from error
-
-    @contextmanager
-    def _refusals_named(self, address: str) -> Iterator[None]:
-        """Close the connection on an error; say in words what Ray refuses."""
-        try:
-            yield
-        except BaseException as error:
-            self.close()
-            if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # from Ray's handler of the signal
-                raise KeyboardInterrupt from error
-            if isinstance(error, ConfigError) or not isinstance(error, (Exception, SystemExit)):
-                raise
-            raise ConfigError(f"ray: cannot connect to {address!r}: {_first_line(error)}", key="ray.address") from error
 
     def close(self) -> None:
         """End the connection."""
