@@ -14,6 +14,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from torch import nn
 from typing_extensions import override
 
 from marl_sb3.core.off_policy.per_row_replay import CompactBuffer, HindsightBuffer, NStepBuffer, NStepDictBuffer
@@ -232,25 +233,42 @@ class DrawsByPriority(OffPolicyAlgorithm):
         """Return the loss of each transition of a minibatch, (rows,), and the size of its TD error."""
         raise NotImplementedError
 
+    def loss(self, samples: Any) -> th.Tensor:
+        """Return the loss of a minibatch; the priorities of its transitions follow."""
+        losses, errors = self.losses(samples)
+        self.note_errors(errors.detach().cpu().numpy())
+        return (th.as_tensor(self.importance_weights(len(losses)), device=self.device) * losses).mean()
+
+    def trained_parts(self) -> list[tuple[th.optim.Optimizer, nn.Module]]:
+        """Return each optimizer with what it trains."""
+        return [(self.policy.optimizer, self.policy)]
+
     @override
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         algorithm: Any = self
-        if not isinstance(self.replay_buffer, WithPriorities) or algorithm.kernels() is not None:
+        if isinstance(self.replay_buffer, WithPriorities) and algorithm.kernels() is None:
+            self.train_by_loss(gradient_steps, batch_size)
+        else:
             super().train(gradient_steps=gradient_steps, batch_size=batch_size)
-            return
+
+    def train_by_loss(self, gradient_steps: int, batch_size: int) -> None:
+        """Update as SB3's DQN does, but with `loss`."""
+        algorithm: Any = self
+        parts = self.trained_parts()
+        parameters = [each for _, part in parts for each in part.parameters()]
         self.policy.set_training_mode(True)
-        self._update_learning_rate(self.policy.optimizer)
+        self._update_learning_rate([optimizer for optimizer, _ in parts])
         losses = []
         for _ in range(gradient_steps):
-            of_each, errors = self.losses(self.replay_buffer.sample(batch_size, env=self._vec_normalize_env))
-            loss = (th.as_tensor(self.importance_weights(len(of_each)), device=self.device) * of_each).mean()
+            loss = self.loss(self.replay_buffer.sample(batch_size, env=self._vec_normalize_env))
             losses.append(loss.item())
-            self.policy.optimizer.zero_grad()
+            for optimizer, _ in parts:
+                optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             if algorithm.max_grad_norm is not None:
-                th.nn.utils.clip_grad_norm_(self.policy.parameters(), algorithm.max_grad_norm)
-            self.policy.optimizer.step()
-            self.note_errors(errors.detach().cpu().numpy())
+                nn.utils.clip_grad_norm_(parameters, algorithm.max_grad_norm)
+            for optimizer, _ in parts:
+                optimizer.step()
         self._n_updates += gradient_steps
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/loss", np.mean(losses))

@@ -124,36 +124,18 @@ class TeamQLearning(MaskedQLearning, DQN):
         """
         raise NotImplementedError
 
-    def trained_parts(self) -> list[tuple[th.optim.Optimizer, nn.Module]]:
-        """Return each optimizer with what it trains."""
-        return [(self.policy.optimizer, self.policy)]
-
     @override
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        self.policy.set_training_mode(True)
-        self._update_learning_rate([optimizer for optimizer, _ in self.trained_parts()])
-        buffer: Any = self.replay_buffer
-        losses = [self._step(buffer.sample(batch_size, env=self._vec_normalize_env)) for _ in range(gradient_steps)]
-        self._n_updates += gradient_steps
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.logger.record("train/loss", np.mean(losses))
+        self.train_by_loss(gradient_steps, batch_size)
 
-    def _step(self, batch: TeamBatch) -> float:
-        targets = self.targets(batch)
-        values = self.q_net(batch.observations).reshape(*batch.actions.shape, -1)
-        present = batch.present[:, 0]
-        taken = values.gather(2, batch.actions[..., None]).squeeze(2) * present
-        whole = self.whole(taken, present, batch.observations, batch.states, target=False)
-        loss = nn.functional.mse_loss(whole, targets)
-        parts = self.trained_parts()
-        for optimizer, _ in parts:
-            optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_([each for _, part in parts for each in part.parameters()], self.max_grad_norm)
-        for optimizer, _ in parts:
-            optimizer.step()
-        return float(loss.item())
+    @override
+    def loss(self, samples: TeamBatch) -> th.Tensor:
+        targets = self.targets(samples)
+        values = self.q_net(samples.observations).reshape(*samples.actions.shape, -1)
+        present = samples.present[:, 0]
+        taken = values.gather(2, samples.actions[..., None]).squeeze(2) * present
+        whole = self.whole(taken, present, samples.observations, samples.states, target=False)
+        return nn.functional.mse_loss(whole, targets)
 
     def targets(self, batch: TeamBatch) -> th.Tensor:
         """Return what the values of teams are to be, (B,): their reward, and what follows it.
