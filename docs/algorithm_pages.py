@@ -173,6 +173,12 @@ MEANINGS: dict[str, dict[str, str]] = {
         "sequence_length": "maximum number of transitions of a sequence that are learned from",
         **dict.fromkeys(("optimize_memory_usage", "use_sde"), "cannot be changed with sequences"),
     },
+    "replay": {
+        "replay": "`prioritized`: transitions with larger TD errors are drawn more often, see "
+        "[replay buffers](../how_to/replay.md#prioritized-replay)",
+        "replay_alpha": "with `replay: prioritized`: power of the errors; 0: all are drawn as often",
+        "replay_beta": "the same: power of the importance weights at the beginning; it grows to 1 until the end",
+    },
     "double_dqn": {"double_dqn": "the trained network chooses the next action, and the target network gives its value"},
     OF_TEAMS: {
         "batch_size": "transitions of the team in a minibatch; each minibatch is one gradient step",

@@ -125,7 +125,7 @@ _SEQUENCES: Mapping[str, Any] = {
     "sequence_length": Annotated[int, Meta(ge=1, le=10**4)],
 }
 RECURRENT_DQN: Mapping[str, Any] = {**DQN, **_SEQUENCES, "double_dqn": bool}
-VDN: Mapping[str, Any] = {**DQN, "double_dqn": bool, "td_lambda": Fraction}
+VDN: Mapping[str, Any] = {**Q_LEARNING, "double_dqn": bool, "td_lambda": Fraction}
 _Width = Annotated[int, Meta(ge=1, le=10**5)]
 QMIX: Mapping[str, Any] = {**VDN, "mixing_embed_dim": _Width, "hypernet_embed": Annotated[int, Meta(ge=0, le=10**5)]}
 

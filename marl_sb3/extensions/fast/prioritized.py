@@ -38,8 +38,11 @@ class WithPriorities(TransitionBuffer):
     """Mixin for a replay buffer: draws transitions in proportion to their priorities.
 
     Attributes:
+        team_size: rows whose transitions are drawn together: the first one has the priority of all.
         drawn_priorities: (batch,) float64; those of the latest minibatch.
     """
+
+    team_size: int = 1
 
     drawn_priorities: Array
     highest: float = 1.0  # priority so far, which new transitions get
@@ -60,7 +63,8 @@ class WithPriorities(TransitionBuffer):
     def _put_observations(self, places: Any, added: Transitions) -> None:
         super()._put_observations(places, added)
         lines, columns = places if isinstance(places, tuple) else (places, np.arange(self.n_envs))
-        self._put(lines * self.n_envs + columns, np.full(len(added.rows), self.highest))
+        is_drawn = columns % self.team_size == 0
+        self._put(lines * self.n_envs + columns, np.where(is_drawn, self.highest, 0.0))
 
     def _put(self, places: Array, priorities: Array) -> None:
         from marl_sb3.extensions.fast.kernels.replay import put_in_tree  # numba, which takes long to import

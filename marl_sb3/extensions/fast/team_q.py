@@ -32,6 +32,10 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.masked_q import MaskedQLearning
 from marl_sb3.extensions.fast.replay import DQN
 from marl_sb3.extensions.fast.team_replay import (
+    PrioritizedTeamBuffer,
+    PrioritizedTeamDictBuffer,
+    PrioritizedTeamNStepBuffer,
+    PrioritizedTeamNStepDictBuffer,
     TeamBatch,
     TeamDictReplayBuffer,
     TeamNStepBuffer,
@@ -66,7 +70,13 @@ class TeamQLearning(MaskedQLearning, DQN):
             TransitionDictReplayBuffer: TeamDictReplayBuffer,
             NStepBuffer: TeamNStepBuffer,
             NStepDictBuffer: TeamNStepDictBuffer,
-        }
+        },
+        "prioritized": {
+            TransitionReplayBuffer: PrioritizedTeamBuffer,
+            TransitionDictReplayBuffer: PrioritizedTeamDictBuffer,
+            NStepBuffer: PrioritizedTeamNStepBuffer,
+            NStepDictBuffer: PrioritizedTeamNStepDictBuffer,
+        },
     }
 
     def __init__(
@@ -129,13 +139,13 @@ class TeamQLearning(MaskedQLearning, DQN):
         self.train_by_loss(gradient_steps, batch_size)
 
     @override
-    def loss(self, samples: TeamBatch) -> th.Tensor:
+    def losses(self, samples: TeamBatch) -> tuple[th.Tensor, th.Tensor]:
         targets = self.targets(samples)
         values = self.q_net(samples.observations).reshape(*samples.actions.shape, -1)
         present = samples.present[:, 0]
         taken = values.gather(2, samples.actions[..., None]).squeeze(2) * present
-        whole = self.whole(taken, present, samples.observations, samples.states, target=False)
-        return nn.functional.mse_loss(whole, targets)
+        errors = self.whole(taken, present, samples.observations, samples.states, target=False) - targets
+        return errors**2, errors.abs()
 
     def targets(self, batch: TeamBatch) -> th.Tensor:
         """Return what the values of teams are to be, (B,): their reward, and what follows it.

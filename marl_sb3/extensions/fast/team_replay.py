@@ -33,7 +33,14 @@ from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.masked_q import WithMasks
-from marl_sb3.extensions.fast.prioritized import with_columns
+from marl_sb3.extensions.fast.prioritized import (
+    PrioritizedBuffer,
+    PrioritizedDictBuffer,
+    PrioritizedNStepBuffer,
+    PrioritizedNStepDictBuffer,
+    WithPriorities,
+    with_columns,
+)
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 # --- The replay buffer -----------------------------------------------------------------------------------------------
@@ -144,11 +151,16 @@ class OfTeams(WithMasks):
             batch_size: number of transitions of a team.
             env: normalises observations; None: they are as they were added.
         """
+        if isinstance(self, WithPriorities):
+            return super().sample(batch_size, env)
         if isinstance(self, PerRowReplay):
             return self.batch_of(*self._drawn(self.counts[:: self.team_size], batch_size), env)
         lines = np.random.randint(0, self.buffer_size if self.full else self.pos, size=batch_size)  # noqa: NPY002
         teams = np.random.randint(0, self.n_envs // self.team_size, size=batch_size)  # noqa: NPY002 - as SB3 does
         return self.batch_of(lines, teams, env)
+
+    def _samples_at(self, lines: Array, columns: Array, env: VecNormalize | None) -> TeamBatch:
+        return self.batch_of(lines, columns // self.team_size, env)
 
     def batch_of(self, lines: Array, teams: Array, env: VecNormalize | None = None) -> TeamBatch:
         """Return the minibatch of the transitions of these lines and envs, (B,) each, and of those that follow."""
@@ -203,6 +215,12 @@ TeamReplayBuffer = with_columns("TeamReplayBuffer", OfTeams, TransitionReplayBuf
 TeamDictReplayBuffer = with_columns("TeamDictReplayBuffer", OfTeams, TransitionDictReplayBuffer, *_COLUMNS)
 TeamNStepBuffer = with_columns("TeamNStepBuffer", OfTeams, NStepBuffer, *_COLUMNS)
 TeamNStepDictBuffer = with_columns("TeamNStepDictBuffer", OfTeams, NStepDictBuffer, *_COLUMNS)
+PrioritizedTeamBuffer = with_columns("PrioritizedTeamBuffer", OfTeams, PrioritizedBuffer, *_COLUMNS)
+PrioritizedTeamDictBuffer = with_columns("PrioritizedTeamDictBuffer", OfTeams, PrioritizedDictBuffer, *_COLUMNS)
+PrioritizedTeamNStepBuffer = with_columns("PrioritizedTeamNStepBuffer", OfTeams, PrioritizedNStepBuffer, *_COLUMNS)
+PrioritizedTeamNStepDictBuffer = with_columns(
+    "PrioritizedTeamNStepDictBuffer", OfTeams, PrioritizedNStepDictBuffer, *_COLUMNS
+)
 
 
 # --- Experience ------------------------------------------------------------------------------------------------------

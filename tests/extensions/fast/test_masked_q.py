@@ -19,7 +19,6 @@ from marl_sb3.core.off_policy.replay import Transitions
 from marl_sb3.core.state.state import TensorFile
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError
 from marl_sb3.extensions.fast.masked_q import MaskedQLearning
-from marl_sb3.extensions.fast.team_replay import TeamDictReplayBuffer, TeamReplayBuffer
 
 SMALL = {"buffer_size": 60, "learning_starts": 4, "batch_size": 8, "train_freq": 2, "policy_kwargs": {"net_arch": [4]}}
 PAIRS = {
@@ -198,7 +197,7 @@ def test_every_buffer_draws_the_masks_of_the_next_observations_that_it_draws(nam
     [
         *MaskedQLearning.buffers_by_replay["uniform"].values(),
         *[*MaskedQLearning.buffers_by_replay["prioritized"].values()][:4],
-        *(TeamReplayBuffer, TeamDictReplayBuffer),
+        *(own for of_kind in marl_sb3.VDN.buffers_by_replay.values() for own in of_kind.values()),
     ],
 )
 def test_a_replay_buffer_is_pickled_by_its_name(buffer: type) -> None:

@@ -235,6 +235,28 @@ def test_equal_weights_are_an_update_of_sb3(stock: Any, path: str) -> None:
         th.testing.assert_close(own, of_stock, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("settings", [{}, {"n_steps": 3, "td_lambda": 0.5}])
+@pytest.mark.parametrize("algo", ["VDN", "QMIX"])
+def test_teams_are_drawn_and_weighted_as_wholes(algo: str, settings: dict[str, Any]) -> None:
+    script = {"a": (7, "truncated"), "b": (5, "terminated"), "c": (6, "terminated")}
+    env = make_vec_env(ScriptedEnv, n_envs=2, seed=0, script=script)
+    spec = PolicySpec(getattr(marl_sb3, algo), **{**SMALL, **settings})
+    policy: Any = MultiAgentAlgorithm(env, {"p": spec}, n_steps=8, seed=0, device="cpu").learn(24).policies["p"]
+    buffer = policy.replay_buffer
+    assert (buffer.priorities.reshape(-1, 2, 3)[:, :, 1:] == 0).all()
+    assert len(set(buffer.priorities[:, ::3].ravel().tolist())) > 5
+    batch = buffer.sample(8)
+    weights = th.as_tensor(policy.importance_weights(8))
+    assert weights.min() < 1.0
+    lines, columns = np.divmod(buffer._drawn, 6)
+    th.testing.assert_close(batch.observations, buffer.batch_of(lines, columns // 3).observations)
+    losses, errors = policy.losses(batch)
+    assert policy.loss(batch).item() == pytest.approx((weights * losses).mean().item())
+    np.testing.assert_allclose(losses.detach(), errors.detach() ** 2, rtol=1e-5)
+    for place, error in dict(zip(buffer._drawn.tolist(), errors.tolist(), strict=True)).items():
+        assert buffer.priorities.reshape(-1)[place] == pytest.approx((error + 1e-6) ** 0.6, rel=1e-5)
+
+
 # --- Checkpoints, memory, SB3's loop ---------------------------------------------------------------------------------
 
 
@@ -305,7 +327,6 @@ REFUSED = {
         lambda: trained("DQN", optimize_memory_usage=True, replay_buffer_kwargs={"handle_timeout_termination": False}),
         "replay is prioritized, which goes neither with HerReplayBuffer nor with optimize_memory_usage",
     ),
-    "teams": (lambda: marl_sb3.VDN("MlpPolicy", "CartPole-v1", replay="prioritized"), "accepted: uniform"),
 }
 
 
