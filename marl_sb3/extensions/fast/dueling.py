@@ -50,12 +50,12 @@ class DuelingLayers(nn.Module):
         self.shared = nn.Sequential(*create_mlp(features, -1, shared, activation)) if shared else nn.Identity()
         self.value = nn.Sequential(*create_mlp(width, quantiles, last, activation))
         self.advantage = nn.Sequential(*create_mlp(width, quantiles * actions, last, activation))
-        self.quantiles = quantiles
+        self.quantiles, self.actions = quantiles, actions
 
     def forward(self, features: th.Tensor) -> th.Tensor:
         """Return the values of the actions, those of the first quantile first."""
         shared = self.shared(features)
-        advantages = self.advantage(shared).view(len(features), self.quantiles, -1)
+        advantages = self.advantage(shared).view(-1, self.quantiles, self.actions)
         centred = advantages - advantages.mean(dim=2, keepdim=True)
         values: th.Tensor = self.value(shared)[:, :, None] + centred
         return values.flatten(1)

@@ -29,7 +29,7 @@ CASES: dict[str, tuple[spaces.Space, str, dict[str, Any]]] = {
         {"policy_kwargs": {"n_quantiles": 5, "features_extractor_kwargs": {"features_dim": 8}}},
     ),
     "maskable_dqn": (SEEN, "MlpPolicy", SMALL),
-    "maskable_qrdqn": (SEEN, "MlpPolicy", {"policy_kwargs": {"net_arch": [8], "n_quantiles": 5}}),
+    "maskable_qrdqn": (SEEN, "MlpPolicy", {"policy_kwargs": {"net_arch": [8], "n_quantiles": 5, "dueling": True}}),
     "qmix": (SEEN, "MlpPolicy", SMALL),
     "sac": (SEEN, "MlpPolicy", {**SMALL, "use_sde": True}),
     "td3": (
