@@ -197,6 +197,7 @@ def test_every_buffer_draws_the_masks_of_the_next_observations_that_it_draws(nam
     [
         *MaskedQLearning.buffers_by_replay["uniform"].values(),
         *[*MaskedQLearning.buffers_by_replay["prioritized"].values()][:4],
+        *[*marl_sb3.DQN.buffers_by_replay["prioritized"].values()][:4],
         *(own for of_kind in marl_sb3.VDN.buffers_by_replay.values() for own in of_kind.values()),
     ],
 )
