@@ -126,7 +126,7 @@ class FusedPolicy:
             return seen
         rows = len(seen.floats)
         work = np.empty(rows * int(trunk.table[:, 1].sum()), np.float32)
-        features = kernel.features_of(trunk.table, trunk.hidden, *seen, work)
+        features = acting_kernel.outputs_of(*trunk, *seen, work)
         return Inputs(np.empty((rows, 0), dtype=np.int64), features)
 
     def act(self, inputs: PolicyInputs) -> tuple[Array, FloatArray, FloatArray, States]:
@@ -138,7 +138,7 @@ class FusedPolicy:
         pi, vf, rows = self.nets.pi, self.nets.vf, len(inputs.starts)
         work, seen = self._work(rows), self._inputs_of_nets(inputs.observations)
         if self.is_gaussian:
-            outputs, values = kernel.outputs_of_both(pi.table, vf.table, pi.hidden, *seen, *work)
+            outputs, values = acting_kernel.outputs_of_both(pi.table, vf.table, pi.hidden, *seen, *work)
             return *self._sample(outputs, values, inputs.masks), ()
         drawn = _allowed(inputs.masks, rows), self.sizes, self._noise(rows)
         actions, values, log_probs = acting_kernel.draw(pi.table, vf.table, pi.hidden, *seen, *work, *drawn)
@@ -148,7 +148,7 @@ class FusedPolicy:
         """(rows,) values."""
         vf, work = self.nets.vf, self._work(len(inputs.starts))[1]
         seen = self._inputs_of_nets(inputs.observations)
-        return kernel.outputs_of(vf.table, vf.hidden, *seen, work).reshape(-1).copy()
+        return acting_kernel.outputs_of(*vf, *seen, work).reshape(-1).copy()
 
     def _work(self, rows: int) -> tuple[FloatArray, FloatArray]:
         """Return memory for the activations of actor and critic, which the next call overwrites."""

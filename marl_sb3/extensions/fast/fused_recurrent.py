@@ -20,8 +20,8 @@ from marl_sb3.core.sb3.inference import States
 from marl_sb3.extensions.fast.coverage import lstms_of
 from marl_sb3.extensions.fast.fused_policy import FusedPolicy, FusedRolloutUpdate
 from marl_sb3.extensions.fast.kernel_tables import layer_table, parameters_of
+from marl_sb3.extensions.fast.kernels import acting, recurrent_ppo
 from marl_sb3.extensions.fast.kernels import lstm as lstm_kernel
-from marl_sb3.extensions.fast.kernels import ppo, recurrent_ppo
 from marl_sb3.extensions.fast.kernels.layers import LINEAR
 from marl_sb3.extensions.fast.kernels.mlp import Inputs, Net
 from marl_sb3.extensions.fast.kernels.optimizers import Optimizer
@@ -90,14 +90,14 @@ class FusedRecurrentPolicy(FusedPolicy):
         trunk, below = self.nets.trunk, states[0][-1]
         if len(trunk.table):
             work = np.empty(below.size, np.float32)
-            below = ppo.features_of(trunk.table, trunk.hidden, *seen, work)
+            below = acting.outputs_of(*trunk, *seen, work)
         return self._outputs(1, below)
 
     def _outputs(self, which: int, below: FloatArray) -> FloatArray:
         """Return the outputs of the MLP of actor (0) or critic (1): a view of its workspace."""
         net = (self.nets.pi, self.nets.vf)[which]
         none = np.empty((len(below), 0), np.int64)
-        return ppo.outputs_of(net.table, net.hidden, none, below, self._work(len(below))[which])
+        return acting.outputs_of(*net, none, below, self._work(len(below))[which])
 
 
 def lstm_table(lstm: nn.LSTM, moved: Mapping[int, int]) -> Array:

@@ -34,6 +34,32 @@ def one_hot(numbers: Array, sizes: Array) -> int:
     return -1
 
 
+# Arrays in tuples cost more than arrays.
+
+
+@kernel
+def outputs_of(
+    table: Array, hidden: int, last: int, indices: Array, floats: FloatArray, work: FloatArray
+) -> FloatArray:
+    """Run a net; arguments as in `Net`, `Inputs` and `forward`."""
+    return forward(Net(table, hidden, last), Inputs(indices, floats), work)
+
+
+@kernel
+def outputs_of_both(
+    pi: Array,
+    vf: Array,
+    hidden: int,
+    indices: Array,
+    floats: FloatArray,
+    pi_work: FloatArray,
+    vf_work: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """Run actor and critic in one call."""
+    inputs = Inputs(indices, floats)
+    return forward(Net(pi, hidden, LINEAR), inputs, pi_work), forward(Net(vf, hidden, LINEAR), inputs, vf_work)
+
+
 @kernel
 def draw(
     pi: Array,
@@ -47,7 +73,7 @@ def draw(
     sizes: Array,
     noise: FloatArray,
 ) -> tuple[Array, FloatArray, FloatArray]:
-    """Run actor and critic, and draw from the categorical distributions; arguments as of `outputs_of` and `sample`.
+    """Run actor and critic, and draw from categorical distributions; arguments as of `outputs_of_both` and `sample`.
 
     Returns:
         Actions (rows, sub-distributions) int64, values (rows,) and log-probabilities (rows,).
@@ -107,4 +133,7 @@ def warm_up() -> None:
     one_hot(index, size)
     one, rate = np.ones((1, 1), np.float32), np.float32(1)
     estimate(one, one, one, np.ones((1, 1), np.bool_), one[0], one[0], rate, rate, one)
-    draw(layer, layer, TANH, index, none, work, work.copy(), none, size, np.ones((1, 1), np.float32))
+    logits = outputs_of(layer, TANH, LINEAR, index, none, work)
+    sample(logits, none, size, one)
+    outputs_of_both(layer, layer, TANH, index, none, work, work.copy())
+    draw(layer, layer, TANH, index, none, work, work.copy(), none, size, one)

@@ -28,6 +28,7 @@ from marl_sb3.compiling import (
     seed_words,
     strict_kernel,
 )
+from marl_sb3.extensions.fast.kernels.layers import ints_at, matrix_at
 from marl_sb3.types import Array, FloatArray
 
 # How a call ends: at the last step; before a step, because an env has no episode left to go on with; after a step, with
@@ -98,18 +99,6 @@ class Last(NamedTuple):
     infos: Array  # (lines, envs, infos) float64
     observations: int  # address of the (envs, agents, numbers) that ended episodes ended on
     of_first_env: FloatArray  # (steps, agents) float32: the rewards of env 0 in each step
-
-
-@strict_kernel
-def floats_at(address: int, rows: int, columns: int) -> Any:
-    """Return the (rows, columns) float32 numbers from an address on; a view."""
-    return carray(pointer(address), (rows, columns), np.float32)
-
-
-@strict_kernel
-def ints_at(address: int, rows: int, columns: int) -> Any:
-    """Return the (rows, columns) int64 numbers from an address on; a view."""
-    return carray(pointer(address), (rows, columns), np.int64)
 
 
 @strict_kernel
@@ -226,7 +215,7 @@ def _keep_last_observations(table: Array, sizes: Sizes, i: int, last: Last) -> b
     n, numbers, first = sizes.envs * sizes.agents, sizes.observation, i * sizes.agents
     accepted = True
     if sizes.observes_floats:
-        floats, kept = floats_at(table[OBSERVATIONS], n, numbers), floats_at(last.observations, n, numbers)
+        floats, kept = matrix_at(table[OBSERVATIONS], n, numbers), matrix_at(last.observations, n, numbers)
         for place in range(first, first + sizes.agents):
             for j in range(numbers):
                 kept[place, j] = floats[place, j]

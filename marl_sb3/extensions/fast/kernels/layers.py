@@ -61,6 +61,12 @@ def matrix_at(address: int, rows: int, columns: int) -> _Floats:
     return carray(pointer(address), (rows, columns), np.float32)
 
 
+@inner_kernel
+def ints_at(address: int, rows: int, columns: int) -> Any:
+    """Return the (rows, columns) int64 numbers from an address on; a view."""
+    return carray(pointer(address), (rows, columns), np.int64)
+
+
 # --- Layers ----------------------------------------------------------------------------------------------------------
 
 

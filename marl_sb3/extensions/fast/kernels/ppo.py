@@ -24,7 +24,6 @@ from marl_sb3.extensions.fast.kernels.distributions import (
     forbid,
     gaussian_delta,
     gaussian_log_prob,
-    sample,
     softmax_of_columns,
     turned,
 )
@@ -524,36 +523,6 @@ def train(
     return done
 
 
-# For few rows a call from Python costs as much as a net, and arrays in tuples cost more than arrays.
-
-
-@kernel
-def outputs_of(table: Array, hidden: int, indices: Array, floats: FloatArray, work: FloatArray) -> FloatArray:
-    """Run an actor or critic; arguments as in `Net`, `Inputs` and `forward`."""
-    return forward(Net(table, hidden, LINEAR), Inputs(indices, floats), work)
-
-
-@kernel
-def outputs_of_both(
-    pi: Array,
-    vf: Array,
-    hidden: int,
-    indices: Array,
-    floats: FloatArray,
-    pi_work: FloatArray,
-    vf_work: FloatArray,
-) -> tuple[FloatArray, FloatArray]:
-    """Run `outputs_of` for actor and critic in one call."""
-    inputs = Inputs(indices, floats)
-    return forward(Net(pi, hidden, LINEAR), inputs, pi_work), forward(Net(vf, hidden, LINEAR), inputs, vf_work)
-
-
-@kernel
-def features_of(table: Array, activation: int, indices: Array, floats: FloatArray, work: FloatArray) -> FloatArray:
-    """Run the common layers; arguments as in `outputs_of`."""
-    return forward(Net(table, activation, activation), Inputs(indices, floats), work)
-
-
 def warm_up() -> None:
     """Call every kernel once, so that it is compiled: all policies use the same types of arguments."""
     numbers = np.zeros((5, 4), np.float32)
@@ -567,7 +536,3 @@ def warm_up() -> None:
     settings = Settings(True, True, 0.2, 0.0, 0.5, 0.5, np.inf, np.inf)
     stats = np.zeros((1, NUM_STATS))
     train(nets, optimizer, samples, memory(nets, samples, 4, 1, 1, 1, 1), index, np.arange(2), settings, stats, 0, 1)
-    features_of(layer, TANH, index, none, np.empty(1, np.float32))
-    logits = outputs_of(layer, TANH, index, none, np.empty(1, np.float32))
-    outputs_of_both(layer, layer, TANH, index, none, np.empty(1, np.float32), np.empty(1, np.float32))
-    sample(logits, none, nets.sizes, np.ones((1, 1), np.float32))

@@ -10,12 +10,12 @@ sb3-contrib's `ppo_recurrent.py` computes where its mask is true.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from marl_sb3.compiling import carray, inlined, inner_kernel, kernel, pointer
-from marl_sb3.extensions.fast.kernels.layers import matrix_at, vector_at
+from marl_sb3.extensions.fast.kernels.layers import ints_at, matrix_at, vector_at
 from marl_sb3.extensions.fast.kernels.lstm import DELTAS, HIDDEN, return_sequences, run_sequences, sequence_memory
 from marl_sb3.extensions.fast.kernels.mlp import (
     Inputs,
@@ -109,19 +109,14 @@ def memory(
 
 
 @inner_kernel
-def _numbers_at(address: int, rows: int, columns: int) -> Any:
-    return carray(pointer(address), (rows, columns), np.int64)
-
-
-@inner_kernel
 def _batch_at(samples: Samples, at: Array, rows: int) -> Samples:
     """Return room for the rows of a minibatch; views."""
     return Samples(
         Inputs(
-            _numbers_at(at[0], rows, samples.inputs.indices.shape[1]),
+            ints_at(at[0], rows, samples.inputs.indices.shape[1]),
             matrix_at(at[1], rows, samples.inputs.floats.shape[1]),
         ),
-        _numbers_at(at[2], rows, samples.int_actions.shape[1]),
+        ints_at(at[2], rows, samples.int_actions.shape[1]),
         matrix_at(at[3], rows, samples.float_actions.shape[1]),
         matrix_at(at[4], rows, samples.allowed.shape[1]),
         vector_at(at[5], rows),
@@ -138,11 +133,6 @@ def _begin(states: FloatArray, begins: Array, target: FloatArray) -> None:
         for i in range(begins.shape[0]):
             for j in range(target.shape[2]):
                 target[layer, i, j] = states[begins[i], layer, j] if begins[i] >= 0 else np.float32(0.0)
-
-
-@inner_kernel
-def _states_at(address: int, layers: int, sequences: int, size: int) -> Any:
-    return carray(pointer(address), (layers, sequences, size), np.float32)
 
 
 @inner_kernel
@@ -187,8 +177,8 @@ def _gradients(
     below = matrix_at(at_lstm[layers, DELTAS], rows, size)
     gather(samples, order, part, batch)
     if has_lstm:
-        hidden = _states_at(at[_HIDDEN], layers, memory.sequences, size)
-        cell = _states_at(at[_CELL], layers, memory.sequences, size)
+        hidden = carray(pointer(at[_HIDDEN]), (layers, memory.sequences, size), np.float32)
+        cell = carray(pointer(at[_CELL]), (layers, memory.sequences, size), np.float32)
         _begin(lstms.hidden[task], begins, hidden)
         _begin(lstms.cell[task], begins, cell)
         run_sequences(table, size, batch.inputs, active, hidden, cell, at_lstm)

@@ -42,14 +42,12 @@ from marl_sb3.extensions.fast.kernels.episodes import (
     Running,
     Sizes,
     end_episodes,
-    floats_at,
-    ints_at,
     keep_masks,
     line_of,
     note_ends,
     note_infos,
 )
-from marl_sb3.extensions.fast.kernels.layers import LINEAR, vector_at
+from marl_sb3.extensions.fast.kernels.layers import LINEAR, ints_at, matrix_at, vector_at
 from marl_sb3.extensions.fast.kernels.mlp import Inputs, Net, forward, outputs_size
 from marl_sb3.extensions.fast.kernels.processing import doubles_at
 from marl_sb3.types import Array, FloatArray
@@ -140,7 +138,7 @@ def _inputs(policy: Array, observed_at: int, sizes: Sizes, rows: Rows, to: int, 
     if is_seen:
         _see(policy, observed_at, rows, to, act)
         observed_at, places, width = to, n, numbers
-    indices, floats = np.empty((n, ones), np.int64), floats_at(to, n, 0 if ones else numbers)
+    indices, floats = np.empty((n, ones), np.int64), matrix_at(to, n, 0 if ones else numbers)
     accepted = True
     if ones:
         ints, kept = ints_at(observed_at, places, width), ints_at(to, n, ones)
@@ -153,7 +151,7 @@ def _inputs(policy: Array, observed_at: int, sizes: Sizes, rows: Rows, to: int, 
                     accepted, number = False, 0
                 kept[row, j], indices[row, j] = number, number + starts[0, j]
     else:
-        seen = floats_at(observed_at, places, width)
+        seen = matrix_at(observed_at, places, width)
         means, divisors = doubles_at(policy[MEANS_S], numbers), doubles_at(policy[DIVISORS_S], numbers)
         limit = doubles_at(policy[LIMITS_S], 2)[CLIP]
         for row in range(n):
@@ -204,7 +202,7 @@ def _values(policy: Array, inputs: Inputs) -> FloatArray:
 def _masks(policy: Array, table: Array, sizes: Sizes, first: int, rows: Rows) -> Any:
     """Store the masks of the rows; returns them, without columns if all is allowed, and whether they leave a choice."""
     n, parts, outputs, takes = rows.envs.shape[0], policy[PARTS], policy[OUTPUTS], policy[TAKES_MASKS]
-    kept = floats_at(policy[MASKS_S] + 4 * outputs * (first if takes else 0), n, outputs if sizes.choices else 0)
+    kept = matrix_at(policy[MASKS_S] + 4 * outputs * (first if takes else 0), n, outputs if sizes.choices else 0)
     part_sizes = carray(pointer(policy[PART_SIZES_S]), (parts,), np.int64)
     allowed = carray(pointer(table[ALLOWED]), (sizes.envs, sizes.agents, sizes.choices), np.bool_)
     accepted = True
@@ -217,7 +215,7 @@ def _masks(policy: Array, table: Array, sizes: Sizes, first: int, rows: Rows) ->
                 many += of_row[j]
             accepted = accepted and many > 0
             start += part_sizes[k]
-    return floats_at(policy[MASKS_S] + 4 * outputs * first, n, outputs if takes else 0), accepted
+    return matrix_at(policy[MASKS_S] + 4 * outputs * first, n, outputs if takes else 0), accepted
 
 
 @strict_kernel
@@ -234,9 +232,9 @@ def _choose(
     """Draw the actions of the rows, store them, and give them to the env; returns their log-probabilities."""
     n, parts, places = rows.envs.shape[0], policy[PARTS], sizes.envs * sizes.agents
     if policy[IS_GAUSSIAN]:
-        own = floats_at(policy[OF_GAUSSIAN_S], 6, parts)
+        own = matrix_at(policy[OF_GAUSSIAN_S], 6, parts)
         chosen, log_probs = sample_gaussian(outputs, own[0], own[1], noise)
-        kept, to_env = floats_at(policy[CHOSEN_S], first + n, parts), floats_at(table[ACTIONS], places, sizes.action)
+        kept, to_env = matrix_at(policy[CHOSEN_S], first + n, parts), matrix_at(table[ACTIONS], places, sizes.action)
         for row in range(n):
             for j in range(parts):
                 kept[first + row, j] = chosen[row, j]

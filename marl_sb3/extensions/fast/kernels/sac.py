@@ -82,12 +82,6 @@ def sampled(rows: int, size: int, outputs: int) -> Sampled:
 
 
 @inner_kernel
-def _in(work: FloatArray, numbers: FloatArray, log_probs: FloatArray) -> Sampled:
-    """Return memory for actions; numbers: (6, rows, n)."""
-    return Sampled(work, numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], log_probs)
-
-
-@inner_kernel
 def _between(given: Sampled, begin: int, end: int) -> Sampled:
     """Return some rows; views."""
     outputs = given.work.shape[0] // max(given.mean.shape[0], 1)
@@ -142,7 +136,8 @@ def sampled_actions(actor: ActorNet, observations: FloatArray, noise: FloatArray
     """(rows, n) actions from -1 to 1, for (rows, inputs) float32 observations and (rows, n) standard normal noise."""
     rows, size = noise.shape
     work = np.empty(rows * outputs_size(actor.latent), np.float32)
-    made = _in(work, np.empty((6, rows, size), np.float32), np.empty(rows, np.float32))
+    parts, log_probs = np.empty((6, rows, size), np.float32), np.empty(rows, np.float32)
+    made = Sampled(work, parts[0], parts[1], parts[2], parts[3], parts[4], parts[5], log_probs)
     sample(actor, observations, noise, made)
     return made.actions
 
@@ -248,14 +243,6 @@ def _quantile_targets(memory: Memory, begin: int, end: int, batch: Batch, bonus:
 
 
 @inner_kernel
-def _td_targets(memory: Memory, begin: int, end: int, batch: Batch, bonus: FloatArray) -> None:
-    """Compute what SAC's critics learn; see `_quantile_targets`."""
-    least, _ = lowest(memory.following[:, begin:end])
-    for i in range(begin, end):
-        memory.targets[i, 0] = batch.rewards[i] + batch.discounts[i] * (least[i - begin] - bonus[i])
-
-
-@inner_kernel
 def _quantile_slopes(found: FloatArray, targets: FloatArray, critics: int, slopes: FloatArray) -> _Scalar:
     """Compute one critic's share of TQC's loss of so many critics; `slopes` is filled with its gradients.
 
@@ -330,12 +317,14 @@ def _evaluate(
 @inner_kernel
 def _aim(batch: Batch, quantiles: bool, ent_coef: float, drawn: Drawn, chunk: int) -> None:
     """Compute what the critics learn from the rows of a chunk."""
-    begin, end = rows_of(drawn.memory, chunk)
-    bonus = _f(ent_coef) * drawn.following.log_probs
+    memory, bonus = drawn.memory, _f(ent_coef) * drawn.following.log_probs
+    begin, end = rows_of(memory, chunk)
     if quantiles:
-        _quantile_targets(drawn.memory, begin, end, batch, bonus)
-    else:
-        _td_targets(drawn.memory, begin, end, batch, bonus)
+        _quantile_targets(memory, begin, end, batch, bonus)
+        return
+    least, _ = lowest(memory.following[:, begin:end])
+    for i in range(begin, end):
+        memory.targets[i, 0] = batch.rewards[i] + batch.discounts[i] * (least[i - begin] - bonus[i])
 
 
 @inner_kernel

@@ -49,15 +49,6 @@ def chosen_actions(actor: Net, observations: FloatArray) -> FloatArray:
     return forward(actor, plain(observations), np.empty(observations.shape[0] * outputs_size(actor), np.float32)).copy()
 
 
-@inner_kernel
-def _smoothed(actions: FloatArray, noise: FloatArray, limit: float) -> None:
-    clip = _f(limit)
-    for i in range(actions.shape[0]):
-        for j in range(actions.shape[1]):
-            added = min(max(noise[i, j], -clip), clip)
-            actions[i, j] = min(max(actions[i, j] + added, -_ONE), _ONE)
-
-
 # --- The tasks of an update ------------------------------------------------------------------------------------------
 
 # The phases: the last ones step the actor and move the targets.
@@ -66,13 +57,14 @@ _ACTS, _EVALUATES, _LEARNS_VALUES, _IMPROVES, _STEPS, _PHASES = range(1, 7)
 
 @inner_kernel
 def _act(actor_target: Net, batch: Batch, smoothing: Smoothing, memory: Memory, chunk: int) -> None:
-    """Choose the next actions of a chunk."""
+    """Choose the next actions of a chunk, and smooth them."""
     begin, end = rows_of(memory, chunk)
     chosen, kept = chosen_actions(actor_target, batch.next_observations[begin:end]), memory.next_actions[begin:end]
-    _smoothed(chosen, smoothing.noise[begin:end], smoothing.clip)
+    noise, clip = smoothing.noise[begin:end], _f(smoothing.clip)
     for i in range(end - begin):
         for j in range(kept.shape[1]):
-            kept[i, j] = chosen[i, j]
+            added = min(max(noise[i, j], -clip), clip)
+            kept[i, j] = min(max(chosen[i, j] + added, -_ONE), _ONE)
 
 
 @inner_kernel

@@ -14,7 +14,7 @@ import pytest
 import torch as th
 from numba import njit
 
-from marl_sb3.extensions.fast.kernels import layers, ppo
+from marl_sb3.extensions.fast.kernels import acting, layers
 
 BENCHMARKS = Path(__file__).parents[4] / "benchmarks"
 MOST = 3.0  # times the distance that one ulp makes
@@ -47,8 +47,8 @@ def kernel_tanh(x: np.ndarray) -> np.ndarray:
     one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
     layer = (1, 1, one.ctypes.data, zero.ctypes.data)
     none, floats = np.empty((len(x), 0), np.int64), x.astype(np.float32).reshape(-1, 1)
-    work = np.empty(2 * len(x), np.float32)
-    return ppo.outputs_of(np.array([layer, layer]), layers.TANH, none, floats, work).reshape(-1).copy()
+    net = np.array([layer, layer]), layers.TANH, layers.LINEAR
+    return acting.outputs_of(*net, none, floats, np.empty(2 * len(x), np.float32)).reshape(-1).copy()
 
 
 def test_tanh_is_within_three_ulp_of_the_true_value() -> None:
