@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import nn
 
 from marl_sb3.core.learners.learner import LearnerOptions, LearnerPart
 from marl_sb3.core.learners.spec import PolicySpec
+from marl_sb3.core.state.fields import Part
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.extensions.settings import CentralSettings
@@ -23,7 +23,7 @@ MOST_INPUTS = 10**6  # of a critic, in a file
 _MOMENTS = {"exp_avg": None, "exp_avg_sq": 0.0}  # what Adam remembers, and the least numbers of it
 
 
-class CentralPart(LearnerPart):
+class CentralPart(LearnerPart, Part):
     """A critic of a policy that sees the whole env; see `CriticSelector` for which.
 
     In shards, copies of it see the envs, and note what the critic learns from.
@@ -41,26 +41,15 @@ class CentralPart(LearnerPart):
     def check_training(self, algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
         """Raise `ConfigError` if the critic cannot learn in a training."""
 
-    @abstractmethod
-    def get_state(self) -> State:
-        """See `Part.get_state`."""
-
-    @abstractmethod
-    def read_state(self, saved: StateReader) -> Callable[[], None]:
-        """See `Part.read_state`."""
-
     def layers(self, widths: Sequence[int]) -> list[nn.Module]:
         """Return layers of these widths, each with its activation; the draws are those of `seeded`."""
         return [layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.ReLU())]
 
     def seeded(self, make: Callable[[], nn.Module]) -> Any:
         """Make a network on the policy's device by random draws of its own: those of the policies stay as they are."""
-        before = th.get_rng_state()
-        try:
+        with th.random.fork_rng(devices=()):
             th.default_generator.manual_seed(self._seed)
             return make().to(self._learner.algorithm.device)
-        finally:
-            th.set_rng_state(before)
 
 
 def watch_envs(algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
@@ -90,8 +79,7 @@ def saved_net(net: nn.Module, optimizer: th.optim.Optimizer | None = None) -> St
         if own:
             steps = int(own["step"])
             moments |= {f"{name}.{key}": own[key].cpu().numpy().copy() for key in _MOMENTS}
-    weights = {name: tensor.cpu().numpy().copy() for name, tensor in net.state_dict().items()}
-    return {"weights": weights, "moments": moments, "steps": steps}
+    return {"weights": _weights(net), "moments": moments, "steps": steps}
 
 
 def read_net(saved: StateReader, net: nn.Module, optimizer: th.optim.Optimizer | None = None) -> None:
@@ -100,7 +88,8 @@ def read_net(saved: StateReader, net: nn.Module, optimizer: th.optim.Optimizer |
     Raises:
         CheckpointError: it is of another network.
     """
-    weights = saved.like("weights", _arrays(net.state_dict()))
+    saved.require_names(["weights", "moments", "steps"])
+    weights = saved.like("weights", _weights(net))
     net.load_state_dict({name: th.from_numpy(np.array(array)) for name, array in weights.items()})
     steps = saved.integer("steps", 0)
     if not steps or optimizer is None:
@@ -116,8 +105,5 @@ def read_net(saved: StateReader, net: nn.Module, optimizer: th.optim.Optimizer |
         optimizer.state[own] = {"step": th.tensor(float(steps)), **kept}
 
 
-def _arrays(tensors: Mapping[str, th.Tensor]) -> dict[str, Array]:
-    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
-
-
-SAVED_NET = ("weights", "moments", "steps")  # the fields of `saved_net`
+def _weights(net: nn.Module) -> dict[str, Array]:
+    return {name: tensor.cpu().numpy().copy() for name, tensor in net.state_dict().items()}

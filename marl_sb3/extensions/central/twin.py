@@ -41,9 +41,8 @@ from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.central.critic import CentralCritic
-from marl_sb3.extensions.central.inputs import CentralInputs
-from marl_sb3.extensions.central.part import MOST_INPUTS, SAVED_NET, CentralPart, read_net, read_seed, saved_net
-from marl_sb3.extensions.central.team import Team, next_actions
+from marl_sb3.extensions.central.inputs import CentralInputs, Team, next_actions
+from marl_sb3.extensions.central.part import MOST_INPUTS, CentralPart, read_net, read_seed, saved_net
 from marl_sb3.types import Array, PolicyID
 
 # --- Replay buffers --------------------------------------------------------------------------------------------------
@@ -187,7 +186,13 @@ class TwinCritics(CentralPart, ActingWatcher):
 
     @override
     def check_training(self, algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
-        _check_training(algorithm, callback)
+        reason = {
+            algorithm.assignment is not None: "other policies play the agents in turn; accepted: a mapping that stays",
+            algorithm.env.steps_apart: "clients step the envs, each in its own time; accepted: envs of this process",
+            bool(with_hook(callback, "on_trajectory")): "on_trajectory holds transitions back; accepted: no such hook",
+        }.get(True)
+        if reason is not None:
+            raise ConfigError(f"central_critic: {reason}", key="central_critic")
 
     @override
     def attach(self, env: MultiAgentVecEnv, acting: Mapping[PolicyID, Any]) -> ActingWatcher:
@@ -334,7 +339,6 @@ class TwinCritics(CentralPart, ActingWatcher):
         self._learner.buffer.make_room(widths)  # for the transitions, which are read next
         critics, targets, optimizer = nets = self._networks(widths)
         for name, net, of_net in (("critics", critics, optimizer), ("targets", targets, None)):
-            saved.fields(name).require_names([*SAVED_NET])
             read_net(saved.fields(name), net, of_net)
         return lambda: self._take(nets, self._seed)
 
@@ -371,18 +375,3 @@ def _check(learner: Any, spec: PolicySpec, options: LearnerOptions) -> None:
         if is_refused:
             words = f"policy {learner.policy_id!r}: central_critic does not go with this {name}; accepted: {accepted}"
             raise ConfigError(words, key=name)
-
-
-def _check_training(algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
-    """Refuse trainings in which nobody knows what the other agents see and do.
-
-    Raises:
-        ConfigError: says what it is.
-    """
-    reason = {
-        algorithm.assignment is not None: "other policies play the agents in turn; accepted: a mapping that stays",
-        algorithm.env.steps_apart: "clients step the envs, each in its own time; accepted: envs of this process",
-        bool(with_hook(callback, "on_trajectory")): "on_trajectory holds transitions back; accepted: no such hook",
-    }.get(True)
-    if reason is not None:
-        raise ConfigError(f"central_critic: {reason}", key="central_critic")
