@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch as th
@@ -16,7 +17,6 @@ from sb3_contrib.common.recurrent.policies import (
     RecurrentActorCriticPolicy,
     RecurrentMultiInputActorCriticPolicy,
 )
-from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from typing_extensions import override
 
 from marl_sb3.core.acting.policy import PolicyInputs, RolloutPolicy
@@ -107,21 +107,6 @@ class MaskableMemoryMultiInputPolicy(MaskableMemoryPolicy, RecurrentMultiInputAc
 # --- Rollout buffers -------------------------------------------------------------------------------------------------
 
 
-class MaskedSequences(NamedTuple):
-    """The fields of sb3-contrib's minibatches of sequences, and masks, (padded steps, choices), all true in padding."""
-
-    observations: Any
-    actions: th.Tensor
-    old_values: th.Tensor
-    old_log_prob: th.Tensor
-    advantages: th.Tensor
-    returns: th.Tensor
-    lstm_states: RNNStates
-    episode_starts: th.Tensor
-    mask: th.Tensor
-    action_masks: th.Tensor
-
-
 class _WithMasks(_Memory):
     """A mixin for buffers of sequences: each transition holds the mask that its action was chosen with."""
 
@@ -141,10 +126,11 @@ class _WithMasks(_Memory):
         return {**super().more_columns(inputs), "action_masks": masks}
 
     def _get_samples(self, batch_inds: Array, env_change: Array, env: Any = None) -> Any:  # type: ignore[override]
+        """Return a minibatch of sequences with masks, (padded steps, choices), all true in padding."""
         samples: Any = super()._get_samples(batch_inds, env_change, env)
         _, pad, _ = create_sequencers(self.episode_starts[batch_inds], env_change[batch_inds], self.device)
         masks = pad(self.action_masks[batch_inds], padding_value=1.0)
-        return MaskedSequences(**samples._asdict(), action_masks=masks.reshape(-1, masks.shape[-1]))
+        return SimpleNamespace(**samples._asdict(), action_masks=masks.reshape(-1, masks.shape[-1]))
 
 
 class MaskedMemoryRolloutBuffer(_WithMasks, MemoryRolloutBuffer):
