@@ -83,10 +83,9 @@ class PartsDistribution(Distribution):
         """Return SB3's distribution of a discrete part."""
         return make_proba_distribution(space)
 
-    def proba_distribution_net(self, latent_dim: int, log_std_init: float = 0.0) -> Any:
-        """Return the layer that gives the parameters, and the logarithms of the standard deviations."""
-        real = len(self.space.real_columns)
-        return nn.Linear(latent_dim, sum(self._sizes)), nn.Parameter(th.full((real,), float(log_std_init)))
+    def proba_distribution_net(self, latent_dim: int) -> Any:
+        """Return the layer that gives the parameters."""
+        return nn.Linear(latent_dim, sum(self._sizes))
 
     def proba_distribution(self, action_logits: th.Tensor, log_std: th.Tensor | None = None) -> Any:
         """Take over the parameters of (rows, ...) actions."""
@@ -145,13 +144,14 @@ def _parameters(part: Any) -> int:
 class HybridDistribution(PartsDistribution, DiagGaussianDistribution):
     """The distribution of `JoinedActions` with a Box; to SB3's policies, it has parameters as a DiagGaussian has."""
 
+    @override
+    def proba_distribution_net(self, latent_dim: int, log_std_init: float = 0.0) -> Any:
+        real = len(self.space.real_columns)
+        return super().proba_distribution_net(latent_dim), nn.Parameter(th.full((real,), float(log_std_init)))
+
 
 class ChoicesDistribution(PartsDistribution, CategoricalDistribution):
     """The distribution of `JoinedActions` without a Box: it has no standard deviations."""
-
-    @override
-    def proba_distribution_net(self, latent_dim: int) -> Any:  # type: ignore[override]
-        return super().proba_distribution_net(latent_dim)[0]
 
 
 # --- Networks --------------------------------------------------------------------------------------------------------

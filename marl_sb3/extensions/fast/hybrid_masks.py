@@ -6,8 +6,6 @@ Imported only where MaskablePPO is used, with sb3-contrib.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch as th
@@ -36,10 +34,6 @@ class MaskableHybridDistribution(PartsDistribution, MaskableDistribution):
     @override
     def _made(self, space: spaces.Space[Any]) -> Any:
         return make_masked_proba_distribution(space)
-
-    @override
-    def proba_distribution_net(self, latent_dim: int) -> Any:  # type: ignore[override]
-        return super().proba_distribution_net(latent_dim)[0]
 
     def apply_masking(self, masks: Any) -> None:
         """Forbid choices; see `MaskableDistribution.apply_masking`.
@@ -79,25 +73,18 @@ class HybridMaskablePolicy(_Maskable):
         return self.action_dist.proba_distribution(self.action_net(latent_pi), getattr(self, "log_std", None))
 
 
-@contextmanager
-def choices_alone(buffer: Any) -> Iterator[None]:
-    """Let sb3-contrib's buffer see a space of choices, whose masks it knows, inside the context."""
-    space = buffer.action_space
-    buffer.action_space = spaces.MultiDiscrete(space.choices)
-    try:
-        yield
-    finally:
-        buffer.action_space = space
-
-
 class _JoinedMasks(_Buffer):
     """A mixin in front of sb3-contrib's buffer: its masks are those of the choices of `JoinedActions`."""
 
     @override
     def reset(self) -> None:
-        with choices_alone(self):
+        space: Any = self.action_space
+        self.action_space = spaces.MultiDiscrete(space.choices)  # sb3-contrib's buffer knows the masks of choices
+        try:
             super().reset()
-        self.actions = self.actions.astype(self.action_space.dtype, copy=False)  # made for whole numbers
+        finally:
+            self.action_space = space
+        self.actions = self.actions.astype(space.dtype, copy=False)  # made for whole numbers
 
 
 @functools.cache

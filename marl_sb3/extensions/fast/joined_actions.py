@@ -43,17 +43,8 @@ def joined_actions(space: Space) -> JoinedActions | None:
     """
     if not isinstance(space, _Composite):
         return None
-    leaves = list(_leaves(space))
+    leaves = list(_parts_of(space, space))
     return JoinedActions(space) if leaves and all(map(_is_accepted, leaves)) else None
-
-
-def _leaves(space: Space) -> Iterator[Space]:
-    """Yield the parts that have no parts, in the order in which `_nested` asks for them."""
-    if isinstance(space, _Composite):
-        for part in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
-            yield from _leaves(part)
-    else:
-        yield space
 
 
 def _in_order(space: Space) -> Any:
@@ -79,7 +70,10 @@ def _nested(space: Space, values: Iterator[Any]) -> Any:
 
 
 def _parts_of(space: Space, action: Any) -> Iterator[Any]:
-    """Yield the values of the parts that have no parts."""
+    """Yield the values of the parts that have no parts, in the order in which `_nested` asks for them.
+
+    A space, in the place of an action, has the spaces of these parts in theirs.
+    """
     if isinstance(space, spaces.Dict):
         for key, part in space.spaces.items():
             yield from _parts_of(part, action[key])
@@ -111,7 +105,7 @@ class JoinedActions(spaces.Box):  # noqa: PLW1641 - like all spaces, it has no h
         self.of_env: spaces.Dict | spaces.Tuple[Any] = _in_order(of_env)
         self.parts: list[Part] = []
         bounds: list[tuple[Array, Array]] = []
-        for space in _leaves(self.of_env):
+        for space in _parts_of(self.of_env, self.of_env):
             low, high = _bounds(space)
             first = self.parts[-1].columns.stop if self.parts else 0
             most = np.array(choices_of(space) or (), np.int64) - 1
