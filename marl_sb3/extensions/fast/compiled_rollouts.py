@@ -12,11 +12,12 @@ from typing_extensions import override
 
 from marl_sb3.core.acting.actor import Actor
 from marl_sb3.core.acting.policy import RolloutPolicy
+from marl_sb3.core.config.algorithms import place_of
 from marl_sb3.core.experience import Experience
 from marl_sb3.core.learners.learner import LOCAL_EXPERIENCE
 from marl_sb3.core.mapping import PolicyMapping
 from marl_sb3.core.metrics.episodes import EpisodeTracker
-from marl_sb3.core.on_policy.rollout import MaskedRolloutBuffer, RolloutExperience
+from marl_sb3.core.on_policy.rollout import RolloutExperience
 from marl_sb3.core.sb3.private import sees_steps
 from marl_sb3.core.sb3.schedules import Progress
 from marl_sb3.core.training.loop import TrainingLoop
@@ -31,6 +32,11 @@ _log = logging.getLogger(__name__)
 
 # Why rollouts are not compiled, of which the run's settings say enough.
 _OF_ALGORITHM = "it does not act by the kernels of networks without memory", "it does not learn from rollouts"
+# By whether a policy takes masks: sb3-contrib is imported only by those who use it.
+_BUFFERS = (
+    "marl_sb3.core.on_policy.rollout:MaskedRolloutBuffer",
+    "marl_sb3.core.on_policy.sequences:ActionMaskRolloutBuffer",
+)
 _LEAST_READY = 4  # episodes that are prepared for each env; more where they are short
 
 
@@ -119,7 +125,7 @@ def _why_not(actor: Actor, experience: Experience | None, masked: bool) -> str |
     if type(experience) is not RolloutExperience or experience.carried is not None:
         return _OF_ALGORITHM[1]
     buffer: Any = experience.buffer
-    is_known = type(buffer) is _buffer_class(policy.takes_masks)
+    is_known = place_of(type(buffer)) == _BUFFERS[policy.takes_masks]
     if not is_known or "more_columns" in vars(buffer) or experience.rewriter is not None:
         return "more is kept of each step"
     dtype = buffer.observations.dtype
@@ -130,14 +136,6 @@ def _why_not(actor: Actor, experience: Experience | None, masked: bool) -> str |
         f"observations are {dtype}": dtype != wanted,
     }
     return first_reason(why) or why_not_processed(actor.processing)
-
-
-def _buffer_class(takes_masks: bool) -> type[Any]:
-    if not takes_masks:
-        return MaskedRolloutBuffer
-    from marl_sb3.core.on_policy.sequences import ActionMaskRolloutBuffer
-
-    return ActionMaskRolloutBuffer
 
 
 class InCompiledCode:

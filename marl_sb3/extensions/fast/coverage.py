@@ -371,14 +371,12 @@ def update_coverage(algorithm: Any) -> PathStillValid | str:
     }
     if (reason := _why_not_actor_critic(algorithm) or first_reason(others)) is not None:
         return reason
-    policy = algorithm.policy
-    trained = [(policy.optimizer, policy.parameters())]
-    return _valid_for_actor_critic(algorithm, ["rollout_buffer"], trained=trained, optimizers=[*OPTIMIZERS])
+    return _valid_for_actor_critic(algorithm, trains=True)
 
 
 def acting_coverage(algorithm: Any) -> PathStillValid | str:
     """Return the checks for acting by kernels where PyTorch trains, or why that is impossible."""
-    return _why_not_actor_critic(algorithm) or _valid_for_actor_critic(algorithm, ["rollout_buffer"])
+    return _why_not_actor_critic(algorithm) or _valid_for_actor_critic(algorithm)
 
 
 def sequence_coverage(algorithm: Any) -> PathStillValid | str:
@@ -390,11 +388,7 @@ def sequence_coverage(algorithm: Any) -> PathStillValid | str:
     reason = first_reason(
         {"imitation_data": algorithm.has_more_losses, "dropout": lstm.dropout and lstm.num_layers > 1}
     )
-    trained = [(policy.optimizer, policy.parameters())]
-    weights = _lstm_weights(policy)
-    return reason or _valid_for_actor_critic(
-        algorithm, ["rollout_buffer"], weights, trained=trained, optimizers=[*OPTIMIZERS]
-    )
+    return reason or _valid_for_actor_critic(algorithm, _lstm_weights(policy), trains=True)
 
 
 def lstms_of(policy: Any) -> list[Any]:
@@ -422,12 +416,10 @@ def memory_coverage(algorithm: Any) -> PathStillValid | str:
             "a critic of another kind": policy.critic is not None and type(policy.critic) is not nn.Linear,
         }
     )
-    return reason or _valid_for_actor_critic(algorithm, ["rollout_buffer"], _lstm_weights(policy))
+    return reason or _valid_for_actor_critic(algorithm, _lstm_weights(policy))
 
 
-def _valid_for_actor_critic(
-    algorithm: Any, settings: Sequence[str] = (), others: Sequence[Any] = (), **training: Any
-) -> PathStillValid:
+def _valid_for_actor_critic(algorithm: Any, others: Sequence[Any] = (), *, trains: bool = False) -> PathStillValid:
     policy = algorithm.policy
     extractor = policy.mlp_extractor
     modules = [*extractor.policy_net, policy.action_net, *extractor.value_net, policy.value_net]
@@ -435,10 +427,17 @@ def _valid_for_actor_critic(
     layers = [module for module in modules if isinstance(module, nn.Linear)]
     log_std = [policy.log_std] if isinstance(policy.action_space, spaces.Box) else []
     decisive = [
-        (algorithm, ["device", "use_sde", "action_space", *settings]),
+        (algorithm, ["device", "use_sde", "action_space", "rollout_buffer"]),
         (policy, [*_OF_POLICIES, "optimizer", "action_dist"]),
     ]
-    return PathStillValid(algorithm, layers, others=[*log_std, *others], settings=decisive, **training)
+    return PathStillValid(
+        algorithm,
+        layers,
+        others=[*log_std, *others],
+        trained=[(policy.optimizer, policy.parameters())] if trains else (),
+        optimizers=[*OPTIMIZERS],
+        settings=decisive,
+    )
 
 
 def _why_not_actor_critic(algorithm: Any, policies: Mapping[str, Sequence[str]] = _POLICIES) -> str | None:

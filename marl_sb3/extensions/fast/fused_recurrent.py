@@ -6,9 +6,9 @@ Import this only where kernels are used; see `fused_policy`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -113,12 +113,6 @@ def lstm_table(lstm: nn.LSTM, moved: Mapping[int, int]) -> Array:
 # --- Updates ---------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1)
-def _compile() -> None:
-    """Say so, if the kernels have to be compiled; they are with the first update."""
-    note_compiling(recurrent_ppo.train, "the update of sequences: about 14 s of one core")
-
-
 class FusedSequenceUpdate(FusedRolloutUpdate):
     """An update of RecurrentPPO by the kernels. Its sequences are those of `WholeSequences`, without padding."""
 
@@ -132,7 +126,7 @@ class FusedSequenceUpdate(FusedRolloutUpdate):
     def _prepare(
         self, optimizer: Optimizer, orders: Array, bounds: Array
     ) -> tuple[Callable[[Array, int, int], int], float, int]:
-        _compile()
+        note_compiling(recurrent_ppo.train, "the update of sequences: about 14 s of one core")
         fused, samples = self._fused, self._samples
         steps, rows, *starts = _transitions(self._rollout)
         sequences, needed = sequences_of(orders, bounds, *starts)
@@ -150,23 +144,19 @@ class FusedSequenceUpdate(FusedRolloutUpdate):
         return partial(recurrent_ppo.train, *arguments), 6.0 * parameters * int(np.diff(bounds).max()), tasks
 
 
-class Transitions(NamedTuple):
-    """The transitions of a recurrent rollout buffer, row after row."""
+def _transitions(rollout: Any) -> tuple[Array, Array, BoolArray, BoolArray]:
+    """Return the N transitions of a full buffer, of which no minibatch has been made, row after row.
 
-    steps: Array  # (N,) int64; the line of each one in the buffer's arrays
-    rows: Array  # (N,) int64; its row there
-    first: BoolArray  # (N,) bool; where an episode starts
-    row_first: BoolArray  # (N,) bool; where the transitions of a row begin, or go on after dropped ones
-
-
-def _transitions(rollout: Any) -> Transitions:
-    """Return the transitions of a full buffer, of which no minibatch has been made."""
+    Returns:
+        Lines in the buffer's arrays and rows there, int64; whether an episode starts with the transition; and whether
+        those of its row begin with it, or go on after dropped ones.
+    """
     acted = getattr(rollout, "acted", np.ones((rollout.buffer_size, rollout.n_envs), dtype=bool))
     row_first = acted & (np.cumsum(acted, axis=0) == 1)
     if getattr(rollout, "breaks", None) is not None:
         row_first |= acted & rollout.breaks
     rows, steps = np.nonzero(acted.T)
-    return Transitions(steps, rows, rollout.episode_starts[steps, rows] > 0, row_first[steps, rows])
+    return steps, rows, rollout.episode_starts[steps, rows] > 0, row_first[steps, rows]
 
 
 def _states(rollout: Any, name: str, steps: Array, rows: Array) -> FloatArray:
@@ -184,8 +174,8 @@ def sequences_of(
     Args:
         orders: (epochs, N) int64; the order of samples in each epoch.
         bounds: (minibatches + 1,) int64; where each minibatch begins in such an order, and N.
-        first: see `Transitions`; the states are zero there.
-        row_first: see `Transitions`.
+        first: (N,) bool; where an episode starts: the states are zero there.
+        row_first: (N,) bool; where the transitions of a row begin, or go on after dropped ones.
 
     Returns:
         The sequences, and (beginnings,) int64: the samples before which their states are needed.
