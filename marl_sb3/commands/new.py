@@ -31,7 +31,7 @@ def main(
     verbosity: Verbosity,
 ) -> int:
     """Write the files, and print what to do with them; returns the exit code."""
-    from marl_sb3.tools.scaffolding.project import write_project
+    from marl_sb3.tools.scaffolding import write_project
 
     folder = Path(name) if out is None else out
     for path in write_project(name, kind, folder):

@@ -232,16 +232,9 @@ class CompactBuffer(PerRowReplay, ReplayBuffer):
         first = np.where(self._wrapped, self._next + 1, 0)
         return (numbers + first[columns]) % self.buffer_size, columns
 
-    def _samples_at(self, lines: Array, columns: Array, env: VecNormalize | None) -> Any:
-        following = (lines + 1) % self.buffer_size, columns
-        places = lines, columns
-        return ReplayBufferSamples(
-            observations=self._seen(self.observations, places, env),
-            actions=self.to_torch(self.actions[places]),
-            next_observations=self._seen(self.observations, following, env),
-            dones=self.to_torch((self.dones[places] * (1 - self.timeouts[places]))[:, None]),
-            rewards=self.to_torch(self._normalize_reward(self.rewards[places][:, None], env)),
-        )
+    @override
+    def _following(self, lines: Array, columns: Array) -> Any:
+        return self._taken(self.observations, (lines + 1) % self.buffer_size, columns)
 
     # --- State -------------------------------------------------------------------------------------------------------
 

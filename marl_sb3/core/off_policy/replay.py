@@ -97,9 +97,23 @@ class TransitionBuffer(Stateful, _Base):
     def break_off(self, rows: BoolArray) -> None:
         """Note that the next transitions of these rows, (rows,) bool, do not follow from their latest ones."""
 
+    # --- Drawing -----------------------------------------------------------------------------------------------------
+
     def _samples_at(self, lines: Array, columns: Array, env: VecNormalize | None) -> Any:
-        """Return the minibatch of these transitions."""
-        raise NotImplementedError
+        """Return the minibatch of these transitions: that of SB3, but each array is read once and not copied again."""
+        seen, following = self._taken(self.observations, lines, columns), self._following(lines, columns)
+        actions, rewards, dones, timeouts = (self._taken(getattr(self, name), lines, columns) for name in _COLUMNS)
+        drawn: Any = self._normalize_obs(seen, env), actions, self._normalize_obs(following, env)
+        drawn += (dones * (1 - timeouts))[:, None], self._normalize_reward(rewards[:, None], env)
+        tensors: Any = partial(map_arrays, partial(self.to_torch, copy=False))  # type: ignore[arg-type]
+        return (DictReplayBufferSamples if isinstance(seen, dict) else ReplayBufferSamples)(*map(tensors, drawn))
+
+    def _following(self, lines: Array, columns: Array) -> Any:
+        return self._taken(self.next_observations, lines, columns)
+
+    def _taken(self, of_all: Any, lines: Array, columns: Array) -> Any:
+        places = lines * self.n_envs + columns
+        return map_arrays(lambda column: column.reshape(-1, *column.shape[2:]).take(places, axis=0), of_all)
 
     # --- State -------------------------------------------------------------------------------------------------------
 
@@ -213,28 +227,9 @@ class TurnAwareReplay(TransitionBuffer):
             self.full = True
             self.pos -= self.buffer_size
 
-    # --- Drawing -----------------------------------------------------------------------------------------------------
-
     def _get_samples(self, batch_inds: Array, env: VecNormalize | None = None) -> Any:
         columns = np.random.randint(0, self.n_envs, len(batch_inds))  # noqa: NPY002 - as SB3 draws them
         return self._samples_at(batch_inds, columns, env)
-
-    def _samples_at(self, lines: Array, columns: Array, env: VecNormalize | None) -> Any:
-        # What SB3 returns, but each array is read once and not copied again.
-        places = lines * self.n_envs + columns
-
-        def taken(column: Array) -> Array:
-            return column.reshape(-1, *column.shape[2:]).take(places, axis=0)
-
-        seen, following = (map_arrays(taken, each) for each in (self.observations, self.next_observations))
-        actions, rewards, dones, timeouts = (taken(getattr(self, name)) for name in _COLUMNS)
-        drawn: Any = self._normalize_obs(seen, env), actions, self._normalize_obs(following, env)
-        drawn += (dones * (1 - timeouts))[:, None], self._normalize_reward(rewards[:, None], env)
-        of_batch: Any = DictReplayBufferSamples if isinstance(seen, dict) else ReplayBufferSamples
-        tensor: Any = partial(self.to_torch, copy=False)
-        return of_batch(*(map_arrays(tensor, each) for each in drawn))
-
-    # --- State -------------------------------------------------------------------------------------------------------
 
     @override
     def _lines_of(self, values: Mapping[str, Any]) -> int:

@@ -11,7 +11,7 @@ from documentation import blocks, run_command
 from refusals import refusal
 
 from marl_sb3.new import main
-from marl_sb3.tools.scaffolding.project import KINDS
+from marl_sb3.tools.scaffolding import KINDS
 
 
 @pytest.mark.parametrize("kind", KINDS)
