@@ -46,7 +46,7 @@ from marl_sb3.extensions.fast.kernels.optimizers import (
     step_between,
     sum_of_squares,
 )
-from marl_sb3.extensions.fast.kernels.threads import counters, taken
+from marl_sb3.extensions.fast.kernels.threads import counters, finish, takes, wait
 from marl_sb3.types import Array, FloatArray
 
 # What the nets of a task are; with layers in common, actor and critic cannot be apart.
@@ -498,26 +498,38 @@ def train(
         order, notes = orders[epoch, bounds[k] : bounds[k + 1]], memory.notes[done]
         chunks = max(1, min(memory.chunks, order.shape[0] // memory.least_rows))
         phase += 1
-        for task in taken(memory.counters, first, tasks, phase):
-            _chunk_gradients(nets, samples, memory, order, settings, task, chunks, notes[task])
+        for i in range(tasks):
+            task = (first + i) % tasks
+            if takes(memory.counters, task, phase):
+                _chunk_gradients(nets, samples, memory, order, settings, task, chunks, notes[task])
+                finish(memory.counters)
+        wait(memory.counters, phase * tasks)
         phase += 1
-        for task in taken(memory.counters, first, tasks, phase):
-            begin, end = _parameters_of(nets, task, memory.chunks)
-            squares = _add_chunks(memory.grads, chunks, begin, end)
-            if task == 0:
-                squares += _add_chunks(memory.grads, chunks, begin_log_std, size)
-            notes[task, GRAD_NORM] = squares
+        for i in range(tasks):
+            task = (first + i) % tasks
+            if takes(memory.counters, task, phase):
+                begin, end = _parameters_of(nets, task, memory.chunks)
+                squares = _add_chunks(memory.grads, chunks, begin, end)
+                if task == 0:
+                    squares += _add_chunks(memory.grads, chunks, begin_log_std, size)
+                notes[task, GRAD_NORM] = squares
+                finish(memory.counters)
+        wait(memory.counters, phase * tasks)
         combine(notes, settings, stats[done])
         goes_on = not ends(stats[done], settings)
         done += 1
         if goes_on:
             scale = clipping(stats[done - 1, GRAD_NORM], settings.max_grad_norm)
             phase += 1
-            for task in taken(memory.counters, first, tasks, phase):
-                begin, end = _parameters_of(nets, task, memory.chunks)
-                step_between(optimizer, grad, scale, begin, end, done)
-                if task == 0:
-                    step_between(optimizer, grad, scale, begin_log_std, size, done)
+            for i in range(tasks):
+                task = (first + i) % tasks
+                if takes(memory.counters, task, phase):
+                    begin, end = _parameters_of(nets, task, memory.chunks)
+                    step_between(optimizer, grad, scale, begin, end, done)
+                    if task == 0:
+                        step_between(optimizer, grad, scale, begin_log_std, size, done)
+                    finish(memory.counters)
+            wait(memory.counters, phase * tasks)
     if thread == 0:
         count_steps(optimizer, done if goes_on else done - 1)
     return done

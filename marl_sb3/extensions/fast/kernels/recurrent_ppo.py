@@ -43,7 +43,7 @@ from marl_sb3.extensions.fast.kernels.ppo import (
     policy_losses,
     value_losses,
 )
-from marl_sb3.extensions.fast.kernels.threads import counters, taken
+from marl_sb3.extensions.fast.kernels.threads import counters, finish, takes, wait
 from marl_sb3.types import Array, FloatArray
 
 
@@ -263,20 +263,28 @@ def train(
         active = sequences.active[sequences.step_bounds[done] : sequences.step_bounds[done + 1]]
         begins = sequences.begins[sequences.begin_bounds[done] : sequences.begin_bounds[done + 1]]
         phase += 1
-        for task in taken(memory.counters, thread, tasks, phase):
-            begin, end = _bounds_of(nets, lstms, size, task, tasks)
-            grad = memory.grad[begin:end]
-            _gradients(nets, lstms, samples, order, active, begins, settings, memory, task, grad, notes[task])
-            notes[task, GRAD_NORM] = sum_of_squares(grad)
+        for i in range(tasks):
+            task = (thread + i) % tasks
+            if takes(memory.counters, task, phase):
+                begin, end = _bounds_of(nets, lstms, size, task, tasks)
+                grad = memory.grad[begin:end]
+                _gradients(nets, lstms, samples, order, active, begins, settings, memory, task, grad, notes[task])
+                notes[task, GRAD_NORM] = sum_of_squares(grad)
+                finish(memory.counters)
+        wait(memory.counters, phase * tasks)
         combine(notes, settings, stats[done])
         goes_on = not ends(stats[done], settings)
         done += 1
         if goes_on:
             scale = clipping(stats[done - 1, GRAD_NORM], settings.max_grad_norm)
             phase += 1
-            for task in taken(memory.counters, thread, tasks, phase):
-                begin, end = _bounds_of(nets, lstms, size, task, tasks)
-                step_between(optimizer, memory.grad, scale, begin, end, done)
+            for i in range(tasks):
+                task = (thread + i) % tasks
+                if takes(memory.counters, task, phase):
+                    begin, end = _bounds_of(nets, lstms, size, task, tasks)
+                    step_between(optimizer, memory.grad, scale, begin, end, done)
+                    finish(memory.counters)
+            wait(memory.counters, phase * tasks)
     if thread == 0:
         count_steps(optimizer, done if goes_on else done - 1)
     return done

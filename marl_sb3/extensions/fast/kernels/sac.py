@@ -37,7 +37,7 @@ from marl_sb3.extensions.fast.kernels.replay import (
     values_of,
     works,
 )
-from marl_sb3.extensions.fast.kernels.threads import taken
+from marl_sb3.extensions.fast.kernels.threads import finish, takes, wait
 from marl_sb3.types import Array, FloatArray
 
 _Scalar = Any  # a float, once compiled
@@ -403,7 +403,10 @@ def update(
     memory, rows = drawn.memory, noise.shape[0]
     tasks = memory.notes.shape[1]
     for phase in range(1, _PHASES + 1):
-        for task in taken(memory.counters, thread * tasks // threads, tasks, phase):
+        for i in range(tasks):
+            task = (thread * tasks // threads + i) % tasks
+            if not takes(memory.counters, task, phase):
+                continue
             if phase == _ACTS:
                 _act(actor, batch, noise, next_noise, drawn, task)
             elif phase == _EVALUATES:
@@ -417,6 +420,8 @@ def update(
             elif phase == _PHASES:
                 learn_actor(memory, task, actor_optimizer)
                 move_share(moved, tau, task, tasks)
+            finish(memory.counters)
+        wait(memory.counters, phase * tasks)
     if thread == 0:
         count_steps(critic_optimizer, 1)
         count_steps(actor_optimizer, 1)

@@ -26,7 +26,7 @@ from marl_sb3.extensions.fast.kernels.replay import (
     values_of,
     works,
 )
-from marl_sb3.extensions.fast.kernels.threads import taken
+from marl_sb3.extensions.fast.kernels.threads import finish, takes, wait
 from marl_sb3.types import Array, FloatArray
 
 # What `update` returns.
@@ -139,7 +139,10 @@ def update(
     """
     tasks = memory.notes.shape[1]
     for phase in range(1, _PHASES + 1 if with_actor else _LEARNS_VALUES + 1):
-        for task in taken(memory.counters, thread * tasks // threads, tasks, phase):
+        for i in range(tasks):
+            task = (thread * tasks // threads + i) % tasks
+            if not takes(memory.counters, task, phase):
+                continue
             if phase == _ACTS and task < memory.chunks:
                 _act(actor_target, batch, smoothing, memory, task)
             elif phase == _EVALUATES and task < critics.tables.shape[0]:
@@ -152,6 +155,8 @@ def update(
                 learn_actor(memory, task, actor_optimizer)
             elif phase == _PHASES:
                 move_share(moved, tau, task, tasks)
+            finish(memory.counters)
+        wait(memory.counters, phase * tasks)
     if thread == 0:
         count_steps(critic_optimizer, 1)
         stats[CRITIC_LOSS] = memory.notes[0].sum()

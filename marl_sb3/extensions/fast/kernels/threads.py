@@ -8,7 +8,6 @@ matter by whom: a thread that comes late finds nothing left to do, and does not 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
@@ -42,18 +41,26 @@ def _place(context: Any, builder: Any, array_type: Any, array: Any, index: Any) 
     return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
 
 
-def _atomic(operation: str) -> Any:
-    """Return a function of a counter that changes it by a value, and returns what it was."""
+@intrinsic
+def _add(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Add to a counter; returns what it was."""
 
-    @intrinsic
-    def change(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            place = _place(context, builder, signature.args[0], *arguments[:2])
-            return builder.atomic_rmw(operation, place, arguments[2], _ORDER)
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = _place(context, builder, signature.args[0], *arguments[:2])
+        return builder.atomic_rmw("add", place, arguments[2], _ORDER)
 
-        return types.int64(array, types.int64, types.int64), code
+    return types.int64(array, types.int64, types.int64), code
 
-    return change
+
+@intrinsic
+def _raise(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Raise a counter to a value, if it is lower; returns what it was."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = _place(context, builder, signature.args[0], *arguments[:2])
+        return builder.atomic_rmw("max", place, arguments[2], _ORDER)
+
+    return types.int64(array, types.int64, types.int64), code
 
 
 @intrinsic
@@ -76,29 +83,29 @@ def _give_way(typing_context: Any) -> Any:
 
 
 # Type checkers know numba's functions only as Python would call them.
-_add_to, _raise_to = _atomic("add"), _atomic("max")
+_add_to: Any = _add
+_raise_to: Any = _raise
 _value_of: Any = _read
 _yield: Any = _give_way
 
 
 @inner_kernel
-def taken(counters: Array, first: int, tasks: int, phase: int) -> Iterator[int]:
-    """Yield the tasks of a phase that no other thread has taken, then wait for those of the others.
+def takes(counters: Array, task: int, phase: int) -> bool:
+    """Take a task of a phase, counted from 1; False: it is taken."""
+    return bool(_raise_to(counters, _TASKS + task, phase) < phase)
 
-    A task is finished when the next one is asked for: what it has written is seen by whoever waits for it.
 
-    Args:
-        first: the task to begin with.
-        tasks: number of tasks in each phase.
-        phase: its number, from 1.
-    """
-    for i in range(tasks):
-        task = (first + i) % tasks
-        if _raise_to(counters, _TASKS + task, phase) < phase:
-            yield task
-            _add_to(counters, _FINISHED, 1)
+@inner_kernel
+def finish(counters: Array) -> None:
+    """Count a task as finished: what it has written is seen by whoever waits for it."""
+    _add_to(counters, _FINISHED, 1)
+
+
+@inner_kernel
+def wait(counters: Array, finished: int) -> None:
+    """Wait until so many tasks, of all phases together, are finished."""
     spins = 0
-    while _value_of(counters, _FINISHED) < phase * tasks:
+    while _value_of(counters, _FINISHED) < finished:
         spins += 1
         if spins > _SPINS:
             _yield()
