@@ -330,7 +330,7 @@ def _compiled(
             own_observe(states[i], observations[i])
             own_allow(states[i], allowed[i])
 
-    return c_function(run, (*functions, seed_generator.py_func), repr(constants))
+    return c_function(run, (*functions, words_of), repr(constants))  # of this folder, of which it calls functions
 
 
 def compiled_function(rules: CompiledRules) -> Any:
@@ -339,8 +339,7 @@ def compiled_function(rules: CompiledRules) -> Any:
     Its `address` is where compiled code calls it. It is compiled once for each user, as kernels are.
     """
     if rules.run is not None:
-        others = (words_of,)  # of this folder, of which it calls functions
-        return c_function(rules.run, others, what="the rules of the envs: about 10 s of one core")
+        return c_function(rules.run, (words_of,), what="the rules of the envs: about 10 s of one core")
     observed, done = _arrays(rules)
     sizes = (rules.state, len(rules.agents), len(rules.infos), _most_choices(rules))
     allow, start = rules.allow or _nothing, rules.start or _nothing

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from marl_sb3.compiling import compiled
+from marl_sb3.compiling import strict_entry
 from marl_sb3.core.envs.converted import AGENT
 from marl_sb3.envs.compiled.random import uniform
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
 from marl_sb3.envs.compiled.twins import LIMIT, GymnasiumTwin
 from marl_sb3.types import Array
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _MODULE = "gymnasium.envs.classic_control"
-
-
-def _helper(function: _Function) -> _Function:
-    """Compile a function that rules call, as these are."""
-    return compiled(function, nogil=True, error_model="numpy")
 
 
 def _observe_place(state: Any, observations: Array) -> None:
@@ -116,7 +110,7 @@ _GRAVITY_1, _GRAVITY_2 = (1.0 * 0.5 + 1.0 * 1.0) * 9.8, 1.0 * 0.5 * 9.8
 _DT, _HALF_DT, _SIXTH_DT = 0.2, 0.2 / 2.0, 0.2 / 6.0
 
 
-@_helper
+@strict_entry
 def _accelerations(torque: float, theta1: float, theta2: float, speed1: float, speed2: float, two: float) -> Any:
     cosine2, sine2 = math.cos(theta2), math.sin(theta2)
     d1 = 0.25 + (1.25 + cosine2) + 1.0 + 1.0
@@ -133,7 +127,7 @@ def _accelerations(torque: float, theta1: float, theta2: float, speed1: float, s
     return -(d2 * of_2 + phi1) / d1, of_2
 
 
-@_helper
+@strict_entry
 def _turned(angle: float) -> float:
     while angle > math.pi:
         angle = angle - 2 * math.pi
@@ -154,7 +148,7 @@ _OF_SINE = (
 )
 
 
-@_helper
+@strict_entry
 def _fused(a: float, b: float, c: float) -> float:
     """Return `a * b + c` of numbers of float32, rounded to float32 once."""
     product = a * b  # exact, as a number of float64
@@ -167,7 +161,7 @@ def _fused(a: float, b: float, c: float) -> float:
     return np.float64(high if rest > 0.0 else low)  # the total, which is rounded itself, lies midway between two
 
 
-@_helper
+@strict_entry
 def _sum_of_powers(factors: tuple[float, ...], squared: float) -> float:
     total = factors[0]
     for k in range(1, 5):
@@ -301,7 +295,7 @@ MOUNTAIN_CAR = GymnasiumTwin(
 _f4 = np.float32
 
 
-@_helper
+@strict_entry
 def _moved_exactly(position: float, action: float) -> Any:
     """Return the place after the first step of an episode, which begins in float64 and at rest."""
     force = min(max(action, -1.0), 1.0)
@@ -312,7 +306,7 @@ def _moved_exactly(position: float, action: float) -> Any:
     return position + velocity, velocity
 
 
-@_helper
+@strict_entry
 def _moved(position: float, velocity: float, action: float) -> Any:
     """Return the place after a later step: the place before was rounded to float32, and so are all sums with it."""
     force = min(max(action, -1.0), 1.0)

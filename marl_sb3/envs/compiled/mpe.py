@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete
-from numba import njit
 from pettingzoo.utils.conversions import aec_to_parallel_wrapper
 from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper
 from typing_extensions import override
 
-from marl_sb3.compiling import OBSERVE
+from marl_sb3.compiling import OBSERVE, strict_entry
 from marl_sb3.core.config.algorithms import place_of
 from marl_sb3.core.envs.registry import EnvFactory, make_env
 from marl_sb3.envs.compiled.batch import CompiledBatch
@@ -36,15 +35,10 @@ _MOVES = 5  # none, left, right, down, up
 _INFINITE = np.float32(np.inf)
 
 
-def _called(function: Any) -> Any:
-    """Compile a function that rules call: without fastmath, as they are."""
-    return njit(nogil=True, error_model="numpy")(function)
-
-
 # --- What all worlds have --------------------------------------------------------------------------------------------
 
 
-@_called
+@strict_entry
 def _start_anywhere(state: Any, rng: Array, border: float) -> None:
     """Begin an episode: agents, then landmarks stand anywhere, at rest; the latter within a border."""
     state.timestep = 0
@@ -57,7 +51,7 @@ def _start_anywhere(state: Any, rng: Array, border: float) -> None:
             state.landmarks[index, axis] = uniform(rng, -border, border)
 
 
-@_called
+@strict_entry
 def _steer(forces: Array, agent: int, move: int, strength: float) -> None:
     """Set the force of an agent to that of its move."""
     forces[agent, 0] = forces[agent, 1] = 0.0
@@ -65,20 +59,20 @@ def _steer(forces: Array, agent: int, move: int, strength: float) -> None:
         forces[agent, (move - 1) // 2] = -strength if move % 2 == 1 else strength
 
 
-@_called
+@strict_entry
 def _move(state: Any, agent: int) -> None:
     for axis in range(2):
         state.places[agent, axis] += state.velocities[agent, axis] * _DT
         state.velocities[agent, axis] = state.velocities[agent, axis] * _SLOWER + state.forces[agent, axis] * _DT
 
 
-@_called
+@strict_entry
 def _distance(places: Array, a: int, others: Array, b: int) -> float:
     x, y = places[a, 0] - others[b, 0], places[a, 1] - others[b, 1]
     return math.sqrt(x * x + y * y)
 
 
-@_called
+@strict_entry
 def _push(places: Array, a: int, others: Array, b: int, touch: float) -> tuple[float, float]:
     """Return the force on `a` of what it touches at a distance of `touch`."""
     x, y, distance = places[a, 0] - others[b, 0], places[a, 1] - others[b, 1], _distance(places, a, others, b)
@@ -88,7 +82,7 @@ def _push(places: Array, a: int, others: Array, b: int, touch: float) -> tuple[f
     return 100.0 * x / distance * (soft * _MARGIN), 100.0 * y / distance * (soft * _MARGIN)
 
 
-@_called
+@strict_entry
 def _write_relative(observed: Array, at: int, places: Array, index: int, state: Any, agent: int) -> int:
     """Write where something is from an agent's place; returns where to go on."""
     for axis in range(2):
@@ -363,7 +357,7 @@ def _start_tag(state: Any, rng: Array) -> None:
     _start_anywhere(state, rng, 0.9)
 
 
-@_called
+@strict_entry
 def _gather_forces(state: Any, actions: Array) -> None:
     """Set the force on each agent: what it wants, and what it touches."""
     count = len(actions)
@@ -380,7 +374,7 @@ def _gather_forces(state: Any, actions: Array) -> None:
             state.forces[a, 0], state.forces[a, 1] = x + state.forces[a, 0], y + state.forces[a, 1]
 
 
-@_called
+@strict_entry
 def _leaving(place: float) -> float:
     """Return what a good agent loses for a coordinate near the border or outside."""
     x = abs(place)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.compiling import compiled, seed_words
+from marl_sb3.compiling import seed_words, strict_entry
 from marl_sb3.types import Array
 
 _LOWER = (1 << 64) - 1
@@ -18,7 +18,6 @@ _LOWER = (1 << 64) - 1
 _u64 = np.uint64
 _32, _LOW_32 = _u64(32), _u64(0xFFFFFFFF)
 _MULTIPLIER_HIGH, _MULTIPLIER_LOW = _u64(0x2360ED051FC65DA4), _u64(0x4385DF649FCCF645)
-_STRICT = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": False}
 
 
 def words_of(rng: np.random.Generator) -> Array:
@@ -37,11 +36,7 @@ def generator_of(words: Array) -> np.random.Generator:
     return rng
 
 
-def _random_function(function: Any) -> Any:
-    return compiled(function, **_STRICT)
-
-
-@_random_function
+@strict_entry
 def _upper_of_product(a: Any, b: Any) -> Any:
     """Return the upper 64 bits of the product of two words."""
     a_high, a_low, b_high, b_low = a >> _32, a & _LOW_32, b >> _32, b & _LOW_32
@@ -50,7 +45,7 @@ def _upper_of_product(a: Any, b: Any) -> Any:
     return a_high * b_high + (middle >> _32) + (other >> _32)
 
 
-@_random_function
+@strict_entry
 def next_word(rng: Array) -> Any:
     """Return 64 random bits.
 
@@ -68,19 +63,19 @@ def next_word(rng: Array) -> Any:
     return (mixed >> turn) | (mixed << ((_u64(64) - turn) & _u64(63)))
 
 
-@_random_function
+@strict_entry
 def random(rng: Array) -> Any:
     """Return a number from 0 to 1, as `Generator.random()`."""
     return np.float64(next_word(rng) >> _u64(11)) * (1.0 / 9007199254740992.0)
 
 
-@_random_function
+@strict_entry
 def uniform(rng: Array, low: float, high: float) -> Any:
     """Return a number from `low` to `high`, as `Generator.uniform(low, high)`."""
     return low + (high - low) * random(rng)
 
 
-@_random_function
+@strict_entry
 def integers(rng: Array, most: int, half: Array) -> Any:
     """Return a number from 0 to `most - 1`, as `Generator.integers(most)`.
 
@@ -105,7 +100,7 @@ def integers(rng: Array, most: int, half: Array) -> Any:
     return np.int64(0)
 
 
-@_random_function
+@strict_entry
 def seed_generator(seed: int, rng: Array) -> None:
     """Fill the words of the generator `numpy.random.default_rng(seed)`.
 
