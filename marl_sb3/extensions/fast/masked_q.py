@@ -9,24 +9,15 @@ import numpy as np
 import torch as th
 from typing_extensions import override
 
-from marl_sb3.core.off_policy.per_row_replay import CompactBuffer, HindsightBuffer, NStepBuffer, NStepDictBuffer
+from marl_sb3.core.off_policy.per_row_replay import CompactBuffer, HindsightBuffer
 from marl_sb3.core.off_policy.replay import (
     TransitionBuffer,
-    TransitionDictReplayBuffer,
-    TransitionReplayBuffer,
     Transitions,
 )
 from marl_sb3.core.sb3.inference import q_values
 from marl_sb3.core.state.state import TensorFile
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.extensions.fast.prioritized import (
-    NOT_PRIORITIZED,
-    PrioritizedBuffer,
-    PrioritizedDictBuffer,
-    PrioritizedNStepBuffer,
-    PrioritizedNStepDictBuffer,
-    with_columns,
-)
+from marl_sb3.extensions.fast.prioritized import NOT_PRIORITIZED, PRIORITIZED, SINGLE, with_columns
 from marl_sb3.extensions.fast.replay import DQN, QLearning
 from marl_sb3.extensions.fast.update_path import LearnsInTrainings
 from marl_sb3.types import Array, BoolArray
@@ -87,24 +78,6 @@ class WithMasks(TransitionBuffer):
         return super()._get_virtual_samples(batch_indices, env_indices, env)  # type: ignore[misc]
 
 
-MaskedReplayBuffer = with_columns("MaskedReplayBuffer", WithMasks, TransitionReplayBuffer, "next_masks")
-MaskedDictReplayBuffer = with_columns("MaskedDictReplayBuffer", WithMasks, TransitionDictReplayBuffer, "next_masks")
-MaskedNStepBuffer = with_columns("MaskedNStepBuffer", WithMasks, NStepBuffer, "next_masks")
-MaskedNStepDictBuffer = with_columns("MaskedNStepDictBuffer", WithMasks, NStepDictBuffer, "next_masks")
-MaskedCompactBuffer = with_columns("MaskedCompactBuffer", WithMasks, CompactBuffer, "next_masks")
-MaskedHindsightBuffer = with_columns("MaskedHindsightBuffer", WithMasks, HindsightBuffer, "next_masks")
-MaskedPrioritizedBuffer = with_columns("MaskedPrioritizedBuffer", WithMasks, PrioritizedBuffer, "next_masks")
-MaskedPrioritizedDictBuffer = with_columns(
-    "MaskedPrioritizedDictBuffer", WithMasks, PrioritizedDictBuffer, "next_masks"
-)
-MaskedPrioritizedNStepBuffer = with_columns(
-    "MaskedPrioritizedNStepBuffer", WithMasks, PrioritizedNStepBuffer, "next_masks"
-)
-MaskedPrioritizedNStepDictBuffer = with_columns(
-    "MaskedPrioritizedNStepDictBuffer", WithMasks, PrioritizedNStepDictBuffer, "next_masks"
-)
-
-
 # --- Algorithms ------------------------------------------------------------------------------------------------------
 
 
@@ -112,18 +85,13 @@ class MaskedQLearning(LearnsInTrainings, QLearning):
     """A base class in front of DQN or QR-DQN: no forbidden action is taken, or counts as the best one of a target."""
 
     buffers_by_replay: ClassVar[Mapping[str, Mapping[Any, Any]]] = {
-        "uniform": {
-            **{TransitionReplayBuffer: MaskedReplayBuffer, TransitionDictReplayBuffer: MaskedDictReplayBuffer},
-            **{NStepBuffer: MaskedNStepBuffer, NStepDictBuffer: MaskedNStepDictBuffer},
-            **{CompactBuffer: MaskedCompactBuffer, HindsightBuffer: MaskedHindsightBuffer},
-        },
-        "prioritized": {
-            TransitionReplayBuffer: MaskedPrioritizedBuffer,
-            TransitionDictReplayBuffer: MaskedPrioritizedDictBuffer,
-            NStepBuffer: MaskedPrioritizedNStepBuffer,
-            NStepDictBuffer: MaskedPrioritizedNStepDictBuffer,
-            **NOT_PRIORITIZED,
-        },
+        "uniform": with_columns(
+            "Masked",
+            WithMasks,
+            {**SINGLE, CompactBuffer: CompactBuffer, HindsightBuffer: HindsightBuffer},
+            "next_masks",
+        ),
+        "prioritized": {**with_columns("Masked", WithMasks, PRIORITIZED, "next_masks"), **NOT_PRIORITIZED},
     }
 
     def acting_kernels(self) -> Any:

@@ -7,8 +7,9 @@ importance sampling to the power `replay_beta`, which grows to 1 until the end o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch as th
@@ -29,6 +30,7 @@ from marl_sb3.core.state.state import TensorFile
 from marl_sb3.errors import CheckpointError, ConfigError, require_known, shown
 from marl_sb3.types import Array, FloatArray
 
+_Kinds: TypeAlias = Mapping[type[TransitionBuffer], type[TransitionBuffer]]
 _LEAST_ERROR = 1e-6  # is added to errors, so that each transition has a chance
 
 # --- Replay buffers --------------------------------------------------------------------------------------------------
@@ -123,22 +125,26 @@ class WithPriorities(TransitionBuffer):
             raise CheckpointError(f"{file.name}: all priorities are 0")
 
 
-def with_columns(
-    name: str, mixin: type[TransitionBuffer], stock: type[TransitionBuffer], *columns: str
-) -> type[TransitionBuffer]:
-    """Return a replay buffer that has the columns of a mixin, too.
+def with_columns(prefix: str, mixin: type[TransitionBuffer], kinds: _Kinds, *columns: str) -> _Kinds:
+    """Return replay buffers that have the columns of a mixin, too.
 
     Args:
-        name: of the class, under which the module of the mixin has it: SB3 pickles replay buffers by their names.
+        prefix: of the names of the classes, under which the module of the mixin has them: SB3 pickles replay buffers by
+            their names.
+        kinds: classes of replay buffers -> those that are to have the columns in their place.
     """
-    members = {"names": (*stock.names, *columns), "__doc__": mixin.__doc__, "__module__": mixin.__module__}
-    return type(name, (mixin, stock), members)
+    made: dict[type[TransitionBuffer], type[TransitionBuffer]] = {}
+    for stock, kind in kinds.items():
+        members = {"names": (*kind.names, *columns), "__doc__": mixin.__doc__, "__module__": mixin.__module__}
+        made[stock] = type(f"{prefix}{kind.__name__}", (mixin, kind), members)
+        setattr(sys.modules[mixin.__module__], made[stock].__name__, made[stock])
+    return made
 
 
-PrioritizedBuffer = with_columns("PrioritizedBuffer", WithPriorities, TransitionReplayBuffer, "priorities")
-PrioritizedDictBuffer = with_columns("PrioritizedDictBuffer", WithPriorities, TransitionDictReplayBuffer, "priorities")
-PrioritizedNStepBuffer = with_columns("PrioritizedNStepBuffer", WithPriorities, NStepBuffer, "priorities")
-PrioritizedNStepDictBuffer = with_columns("PrioritizedNStepDictBuffer", WithPriorities, NStepDictBuffer, "priorities")
+SINGLE: _Kinds = {
+    kind: kind for kind in (TransitionReplayBuffer, TransitionDictReplayBuffer, NStepBuffer, NStepDictBuffer)
+}
+PRIORITIZED = with_columns("Prioritized", WithPriorities, SINGLE, "priorities")
 
 
 def _refuse_buffer(*_: Any, **__: Any) -> Any:
@@ -176,11 +182,7 @@ class DrawsByPriority(OffPolicyAlgorithm):
     # how minibatches are drawn -> classes of replay buffers -> those that it needs in their place
     buffers_by_replay: ClassVar[Mapping[str, Mapping[Any, Any]]] = {
         "uniform": {},
-        "prioritized": {
-            **{TransitionReplayBuffer: PrioritizedBuffer, TransitionDictReplayBuffer: PrioritizedDictBuffer},
-            **{NStepBuffer: PrioritizedNStepBuffer, NStepDictBuffer: PrioritizedNStepDictBuffer},
-            **NOT_PRIORITIZED,
-        },
+        "prioritized": {**PRIORITIZED, **NOT_PRIORITIZED},
     }
     replay_buffer: Any
 

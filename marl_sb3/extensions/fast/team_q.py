@@ -16,8 +16,6 @@ from stable_baselines3.common.utils import polyak_update
 from torch import nn
 from typing_extensions import override
 
-from marl_sb3.core.off_policy.per_row_replay import NStepBuffer, NStepDictBuffer
-from marl_sb3.core.off_policy.replay import TransitionDictReplayBuffer, TransitionReplayBuffer
 from marl_sb3.core.sb3.tensors import (
     optimizer_arrays,
     optimizer_forms,
@@ -31,17 +29,7 @@ from marl_sb3.core.state.state import State, StateReader, TensorFile
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.masked_q import MaskedQLearning
 from marl_sb3.extensions.fast.replay import DQN
-from marl_sb3.extensions.fast.team_replay import (
-    PrioritizedTeamBuffer,
-    PrioritizedTeamDictBuffer,
-    PrioritizedTeamNStepBuffer,
-    PrioritizedTeamNStepDictBuffer,
-    TeamBatch,
-    TeamDictReplayBuffer,
-    TeamNStepBuffer,
-    TeamNStepDictBuffer,
-    TeamReplayBuffer,
-)
+from marl_sb3.extensions.fast.team_replay import OF_TEAMS, TeamBatch
 from marl_sb3.types import Array, BoolArray
 
 
@@ -64,20 +52,7 @@ class TeamQLearning(MaskedQLearning, DQN):
     not_in_sb3 = "draws single agents"
     mixes: ClassVar[bool] = False  # whether a network mixes the values of the agents
     team_reward: str = "sum"  # or `mean`; or `shared`: all agents have the same reward, and it is the team's
-    buffers_by_replay: ClassVar[Mapping[str, Mapping[Any, Any]]] = {
-        "uniform": {
-            TransitionReplayBuffer: TeamReplayBuffer,
-            TransitionDictReplayBuffer: TeamDictReplayBuffer,
-            NStepBuffer: TeamNStepBuffer,
-            NStepDictBuffer: TeamNStepDictBuffer,
-        },
-        "prioritized": {
-            TransitionReplayBuffer: PrioritizedTeamBuffer,
-            TransitionDictReplayBuffer: PrioritizedTeamDictBuffer,
-            NStepBuffer: PrioritizedTeamNStepBuffer,
-            NStepDictBuffer: PrioritizedTeamNStepDictBuffer,
-        },
-    }
+    buffers_by_replay: ClassVar[Mapping[str, Mapping[Any, Any]]] = OF_TEAMS
 
     def __init__(
         self, policy: Any, env: Any, *, double_dqn: bool = True, td_lambda: float = 1.0, **settings: Any

@@ -21,11 +21,9 @@ from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.off_policy.off_policy import OffPolicyLearner
-from marl_sb3.core.off_policy.per_row_replay import NStepBuffer, NStepDictBuffer, PerRowReplay
+from marl_sb3.core.off_policy.per_row_replay import PerRowReplay
 from marl_sb3.core.off_policy.replay import (
     ReplayExperience,
-    TransitionDictReplayBuffer,
-    TransitionReplayBuffer,
     Transitions,
 )
 from marl_sb3.core.processing.processing import Processing
@@ -33,14 +31,7 @@ from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.masked_q import WithMasks
-from marl_sb3.extensions.fast.prioritized import (
-    PrioritizedBuffer,
-    PrioritizedDictBuffer,
-    PrioritizedNStepBuffer,
-    PrioritizedNStepDictBuffer,
-    WithPriorities,
-    with_columns,
-)
+from marl_sb3.extensions.fast.prioritized import PRIORITIZED, SINGLE, WithPriorities, with_columns
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 # --- The replay buffer -----------------------------------------------------------------------------------------------
@@ -211,16 +202,11 @@ class OfTeams(WithMasks):
 
 
 _COLUMNS = "next_masks", "present"
-TeamReplayBuffer = with_columns("TeamReplayBuffer", OfTeams, TransitionReplayBuffer, *_COLUMNS)
-TeamDictReplayBuffer = with_columns("TeamDictReplayBuffer", OfTeams, TransitionDictReplayBuffer, *_COLUMNS)
-TeamNStepBuffer = with_columns("TeamNStepBuffer", OfTeams, NStepBuffer, *_COLUMNS)
-TeamNStepDictBuffer = with_columns("TeamNStepDictBuffer", OfTeams, NStepDictBuffer, *_COLUMNS)
-PrioritizedTeamBuffer = with_columns("PrioritizedTeamBuffer", OfTeams, PrioritizedBuffer, *_COLUMNS)
-PrioritizedTeamDictBuffer = with_columns("PrioritizedTeamDictBuffer", OfTeams, PrioritizedDictBuffer, *_COLUMNS)
-PrioritizedTeamNStepBuffer = with_columns("PrioritizedTeamNStepBuffer", OfTeams, PrioritizedNStepBuffer, *_COLUMNS)
-PrioritizedTeamNStepDictBuffer = with_columns(
-    "PrioritizedTeamNStepDictBuffer", OfTeams, PrioritizedNStepDictBuffer, *_COLUMNS
-)
+# How minibatches are drawn -> classes of replay buffers -> those of teams.
+OF_TEAMS = {
+    "uniform": with_columns("Team", OfTeams, SINGLE, *_COLUMNS),
+    "prioritized": with_columns("Team", OfTeams, PRIORITIZED, *_COLUMNS),
+}
 
 
 # --- Experience ------------------------------------------------------------------------------------------------------
