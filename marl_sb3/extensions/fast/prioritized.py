@@ -45,7 +45,6 @@ class WithPriorities(TransitionBuffer):
     """
 
     team_size: int = 1
-
     drawn_priorities: Array
     highest: float = 1.0  # priority so far, which new transitions get
 
