@@ -276,8 +276,7 @@ def test_it_learns_in_the_loop_of_sb3(given: dict[str, Any], in_tmp: Path) -> No
     env = gym.make("CartPole-v1")
     if "policy" in given:
         env = gym.wrappers.TransformObservation(env, lambda seen: {"x": seen}, spaces.Dict(x=env.observation_space))
-    made = marl_sb3.DQN(**{"policy": "MlpPolicy", "env": env, **SMALL, **given})
-    made.learn(40)
+    made = marl_sb3.DQN(**{"policy": "MlpPolicy", "env": env, **SMALL, **given}).learn(40)
     buffer: Any = made.replay_buffer
     assert len(set(buffer.priorities[:40].ravel().tolist())) > 10
     made.save("saved")
