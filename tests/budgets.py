@@ -34,7 +34,7 @@ MOST: Mapping[str, int] = {
     "evaluation, league, callbacks: lines": 5_100,
     "tools: lines": 14_500,
     "functions": 5_428,
-    "functions of at most 3 lines": 2_459,
+    "functions of at most 3 lines": 2_458,
     "doors": 10,
     "tests: lines": 66_000,
     "env step: functions": 64,

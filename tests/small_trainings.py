@@ -121,15 +121,7 @@ def same_weights(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> bool:
 
 def without_clock(metrics: Mapping[str, Any], *others: str) -> dict[str, Any]:
     """The metrics by their whole names, but for those that a clock decides, and others that begin so."""
-    timed = (
-        "time_total_s",
-        "timers/",
-        "throughput/",
-        "perf/",
-        "env_runners/episode_duration",
-        "episode_duration",
-        *others,
-    )
+    timed = "time_total_s", "timers/", "throughput/", "perf/", "env_runners/episode_duration", "episode_duration"
     return {name: value for name, value in flatten(metrics).items() if not name.startswith((*timed, *others))}
 
 

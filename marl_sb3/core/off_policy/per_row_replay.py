@@ -233,8 +233,8 @@ class CompactBuffer(PerRowReplay, ReplayBuffer):
         return (numbers + first[columns]) % self.buffer_size, columns
 
     @override
-    def _following(self, lines: Array, columns: Array) -> Any:
-        return self._taken(self.observations, (lines + 1) % self.buffer_size, columns)
+    def _following(self, places: Array) -> Any:
+        return self._taken(self.observations, (places + self.n_envs) % (self.buffer_size * self.n_envs))
 
     # --- State -------------------------------------------------------------------------------------------------------
 

@@ -101,18 +101,18 @@ class TransitionBuffer(Stateful, _Base):
 
     def _samples_at(self, lines: Array, columns: Array, env: VecNormalize | None) -> Any:
         """Return the minibatch of these transitions: that of SB3, but each array is read once and not copied again."""
-        seen, following = self._taken(self.observations, lines, columns), self._following(lines, columns)
-        actions, rewards, dones, timeouts = (self._taken(getattr(self, name), lines, columns) for name in _COLUMNS)
+        places = lines * self.n_envs + columns
+        seen, following = self._taken(self.observations, places), self._following(places)
+        actions, rewards, dones, timeouts = (self._taken(getattr(self, name), places) for name in _COLUMNS)
         drawn: Any = self._normalize_obs(seen, env), actions, self._normalize_obs(following, env)
         drawn += (dones * (1 - timeouts))[:, None], self._normalize_reward(rewards[:, None], env)
         tensors: Any = partial(map_arrays, partial(self.to_torch, copy=False))  # type: ignore[arg-type]
         return (DictReplayBufferSamples if isinstance(seen, dict) else ReplayBufferSamples)(*map(tensors, drawn))
 
-    def _following(self, lines: Array, columns: Array) -> Any:
-        return self._taken(self.next_observations, lines, columns)
+    def _following(self, places: Array) -> Any:
+        return self._taken(self.next_observations, places)
 
-    def _taken(self, of_all: Any, lines: Array, columns: Array) -> Any:
-        places = lines * self.n_envs + columns
+    def _taken(self, of_all: Any, places: Array) -> Any:
         return map_arrays(lambda column: column.reshape(-1, *column.shape[2:]).take(places, axis=0), of_all)
 
     # --- State -------------------------------------------------------------------------------------------------------

@@ -175,7 +175,7 @@ class DrawsByPriority(OffPolicyAlgorithm):
         settings: of the algorithm.
 
     Raises:
-        ConfigError: there is no such way.
+        ConfigError: there is no such way, or a power is given for draws that have none.
     """
 
     # how minibatches are drawn -> classes of replay buffers -> those that it needs in their place
@@ -194,6 +194,9 @@ class DrawsByPriority(OffPolicyAlgorithm):
         **settings: Any,
     ) -> None:
         require_known(replay, self.buffers_by_replay, f"replay is {shown(replay)}", "replay")
+        if replay == "uniform" and (replay_alpha, replay_beta) != (0.6, 0.4):
+            words = f"replay_alpha is {replay_alpha} and replay_beta {replay_beta}, but replay is uniform"
+            raise ConfigError(f"{words}; accepted: both with replay=prioritized alone", key="replay_alpha")
         self.replay, self.replay_alpha, self.replay_beta = replay, replay_alpha, replay_beta
         super().__init__(*arguments, **settings)
 
@@ -211,10 +214,10 @@ class DrawsByPriority(OffPolicyAlgorithm):
     def _setup_model(self) -> None:
         given = self.replay_buffer_class
         super()._setup_model()
-        stock, own = self.replay_buffer, self.replay_buffers
-        if given is None and own and stock is not None:  # for SB3's own loop
+        if given is None and self.replay == "prioritized":  # for SB3's own loop
             settings = {"device": self.device, "n_envs": self.n_envs, **self.replay_buffer_kwargs}
-            make = own[CompactBuffer if self.optimize_memory_usage else _OF_SB3[type(stock)]]
+            kind = CompactBuffer if self.optimize_memory_usage else _OF_SB3[type(self.replay_buffer)]
+            make = self.replay_buffers[kind]
             self.replay_buffer = make(self.buffer_size, self.observation_space, self.action_space, **settings)
             self.replay_buffer_class = None  # in files, too
 
@@ -251,7 +254,10 @@ class DrawsByPriority(OffPolicyAlgorithm):
     @override
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         algorithm: Any = self
-        if isinstance(self.replay_buffer, WithPriorities) and algorithm.kernels() is None:
+        if self.replay == "prioritized" and not isinstance(self.replay_buffer, WithPriorities):
+            words = f"replay is prioritized, and the replay buffer a {type(self.replay_buffer).__name__}"
+            raise ConfigError(f"{words}; accepted: uniform, or no buffer of one's own", key="replay")
+        if self.replay == "prioritized" and algorithm.kernels() is None:
             self.train_by_loss(gradient_steps, batch_size)
         else:
             super().train(gradient_steps=gradient_steps, batch_size=batch_size)

@@ -31,7 +31,7 @@ from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.masked_q import WithMasks
-from marl_sb3.extensions.fast.prioritized import PRIORITIZED, SINGLE, WithPriorities, with_columns
+from marl_sb3.extensions.fast.prioritized import NOT_PRIORITIZED, PRIORITIZED, SINGLE, WithPriorities, with_columns
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 # --- The replay buffer -----------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ _COLUMNS = "next_masks", "present"
 # How minibatches are drawn -> classes of replay buffers -> those of teams.
 OF_TEAMS = {
     "uniform": with_columns("Team", OfTeams, SINGLE, *_COLUMNS),
-    "prioritized": with_columns("Team", OfTeams, PRIORITIZED, *_COLUMNS),
+    "prioritized": {**with_columns("Team", OfTeams, PRIORITIZED, *_COLUMNS), **NOT_PRIORITIZED},
 }
 
 
