@@ -152,8 +152,8 @@ class _ChoosingByLogits(RolloutPolicy):
     """Acts in rollouts; an `Explorer` chooses the actions, whose log-probabilities are those of the policy."""
 
     def __init__(self, replaced: RolloutPolicy, explorer: Explorer) -> None:
-        super().__init__(replaced.algorithm, takes_masks=True)
-        self.needs_masks = replaced.takes_masks
+        super().__init__(replaced.algorithm)
+        self.takes_masks, self.needs_masks = True, replaced.takes_masks
         self._explorer = explorer
 
     @override

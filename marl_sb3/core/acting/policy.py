@@ -160,9 +160,9 @@ class RolloutPolicy(Policy):
     By the kernels where they cover the policy, else by PyTorch with the operations of SB3's `collect_rollouts`.
     """
 
-    def __init__(self, algorithm: OnPolicyAlgorithm, takes_masks: bool = False) -> None:
+    def __init__(self, algorithm: OnPolicyAlgorithm) -> None:
         super().__init__(algorithm)
-        self.takes_masks = takes_masks
+        self.takes_masks = takes_masks(algorithm)
         self._acting_kernels = trait(algorithm, "acting_kernels")
         self.refresh()
 

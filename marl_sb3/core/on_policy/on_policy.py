@@ -36,6 +36,7 @@ class OnPolicyLearner(Learner):
     rollouts_per_report: ClassVar[int] = 1  # number of rollouts in an iteration, if the run does not set `n_steps`
     # classes of the rollout buffer: the first for observations in one array, the second for those of a `Dict` space
     buffer_classes: ClassVar[Sequence[type[RolloutBuffer]]] = (MaskedRolloutBuffer, MaskedDictRolloutBuffer)
+    rollout_policy: ClassVar[type[RolloutPolicy]] = RolloutPolicy  # chooses the actions in a rollout
     takes_common_steps: ClassVar[bool] = True
     takes_parts: ClassVar[Sequence[str]] = ("imitation_data", "central_critic", "curiosity")
     algorithm: OnPolicyAlgorithm
@@ -64,15 +65,11 @@ class OnPolicyLearner(Learner):
 
     def _make_actor(self) -> Actor:
         processed = process_rows(self.processing, self.rows, self.algorithm.gamma, self.trained)
-        return Actor(self.rows, self._make_policy(), processed, bootstraps=self.trained)
+        return Actor(self.rows, self.rollout_policy(self.algorithm), processed, bootstraps=self.trained)
 
     def make_experience(self) -> Experience:
         """See `Learner.make_experience`."""
         return RolloutExperience(self.actor)
-
-    def _make_policy(self) -> RolloutPolicy:
-        """Return what chooses actions in a rollout."""
-        return RolloutPolicy(self.algorithm)
 
     @property
     @override

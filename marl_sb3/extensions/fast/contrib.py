@@ -21,7 +21,7 @@ from stable_baselines3.common.policies import BasePolicy
 from typing_extensions import override
 
 from marl_sb3.core.acting.actor import Actor
-from marl_sb3.core.acting.policy import PolicyInputs, RolloutPolicy
+from marl_sb3.core.acting.policy import PolicyInputs
 from marl_sb3.core.acting.recurrent import RecurrentRolloutPolicy
 from marl_sb3.core.on_policy.on_policy import OnPolicyLearner
 from marl_sb3.core.on_policy.sequences import (
@@ -95,9 +95,6 @@ class MaskablePPOLearner(ContribPPOLearner):
 
     buffer_classes = (ActionMaskRolloutBuffer, ActionMaskDictRolloutBuffer)
 
-    def _make_policy(self) -> RolloutPolicy:
-        return RolloutPolicy(self.algorithm, takes_masks=True)
-
 
 class RecurrentPPO(FusedOnPolicy, FusedRollouts, sb3_contrib.RecurrentPPO):
     """A drop-in for `sb3_contrib.RecurrentPPO`: same arguments, same logger keys, same files.
@@ -114,6 +111,7 @@ class RecurrentPPO(FusedOnPolicy, FusedRollouts, sb3_contrib.RecurrentPPO):
         "CnnLstmPolicy": MemoryCnnPolicy,
         "MultiInputLstmPolicy": MemoryMultiInputPolicy,
     }
+    rollout_policy = RecurrentRolloutPolicy
 
     @override
     def coverage(self) -> PathStillValid | str:
@@ -164,10 +162,6 @@ class RecurrentPPO(FusedOnPolicy, FusedRollouts, sb3_contrib.RecurrentPPO):
         super()._train_torch()
 
     @override
-    def _rollout_policy(self) -> RolloutPolicy:
-        return RecurrentRolloutPolicy(self)
-
-    @override
     def _inputs(self, known: dict[str, Any], observations: Array, starts: Array) -> PolicyInputs:
         of_actor, of_critic = known.get("lstm_states") or self._last_lstm_states  # type: ignore[misc]
         states = tuple(state.numpy() for state in (*of_actor, *of_critic))
@@ -207,9 +201,7 @@ class RecurrentPPOLearner(ContribPPOLearner):
     """See `OnPolicyLearner`."""
 
     buffer_classes = (MemoryRolloutBuffer, MemoryDictRolloutBuffer)
-
-    def _make_policy(self) -> RolloutPolicy:
-        return RecurrentRolloutPolicy(self.algorithm)
+    rollout_policy = RecurrentRolloutPolicy
 
 
 class TRPO(FusedRollouts, sb3_contrib.TRPO):

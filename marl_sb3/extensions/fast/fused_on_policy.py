@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch as th
@@ -81,7 +81,7 @@ class FusedOnPolicy(FusedActing):
     @override
     def prepare_engine(self, policy_id: str, update_path: str, *, has_more_losses: bool) -> Engine | None:
         super().prepare_engine(policy_id, update_path, has_more_losses=has_more_losses)
-        return KernelUpdates(self)
+        return self
 
     def train(self) -> None:
         """Update the policy from the rollout buffer.
@@ -89,7 +89,7 @@ class FusedOnPolicy(FusedActing):
         Raises:
             NumericError: a loss or gradient is not finite (fused path only); the weights stay as before that minibatch.
         """
-        update = self.prepare_update()
+        update = self._begin_update()
         with blas_threads(1):
             self._train_torch() if update is None else update.run(min(th.get_num_threads(), available_cores()))
         if update is not None:
@@ -100,6 +100,16 @@ class FusedOnPolicy(FusedActing):
                 raise NumericError("a loss or a gradient is not finite; the update stopped at that minibatch")
 
     def prepare_update(self) -> FusedRolloutUpdate | None:
+        """See `Engine.prepare_update`; the kernels release the GIL.
+
+        None too where a user's subclass or instance trains in its own way, and with `target_kl`: such an update draws
+        as many orders as it has epochs, before the one of the next policy draws.
+        """
+        draws_ahead = getattr(self, "target_kl", None) is None
+        is_ours = getattr(self.train, "__func__", None) is FusedOnPolicy.train
+        return self._begin_update() if is_ours and draws_ahead else None
+
+    def _begin_update(self) -> FusedRolloutUpdate | None:
         """Do the part of an update that draws random numbers, in SB3's order, or that cannot run in parallel.
 
         Fused updates of several policies may then `run` at the same time; `finish_update` is called for one at a time.
@@ -155,27 +165,6 @@ class FusedOnPolicy(FusedActing):
                 counted.remove()
 
 
-class KernelUpdates:
-    """The `Engine` of a `FusedOnPolicy`; not where a user's subclass or instance trains in its own way."""
-
-    def __init__(self, algorithm: FusedOnPolicy) -> None:
-        self._algorithm = algorithm
-
-    def prepare_update(self) -> FusedRolloutUpdate | None:
-        """See `Engine.prepare_update`; the kernels release the GIL.
-
-        With `target_kl` an update draws as many orders as it has epochs, before the one of the next policy draws.
-        """
-        algorithm = self._algorithm
-        draws_ahead = getattr(algorithm, "target_kl", None) is None
-        is_ours = getattr(algorithm.train, "__func__", None) is FusedOnPolicy.train
-        return algorithm.prepare_update() if is_ours and draws_ahead else None
-
-    def finish_update(self, update: FusedRolloutUpdate) -> None:
-        """See `Engine.finish_update`."""
-        self._algorithm.finish_update(update)
-
-
 _RECORDED_BY_PPO = {
     "entropy_loss": "entropy_loss",
     "policy_loss": "policy_gradient_loss",
@@ -197,6 +186,8 @@ class FusedRollouts(FusedActing):
     all agents that were truncated in a step are one batch, and callbacks get the locals that SB3 documents.
     """
 
+    rollout_policy: ClassVar[type[RolloutPolicy]] = RolloutPolicy  # chooses the actions
+
     @override
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
@@ -213,7 +204,7 @@ class FusedRollouts(FusedActing):
             "rollout_buffer": rollout_buffer,
             "n_rollout_steps": n_rollout_steps,
         }
-        policy = self._rollout_policy()  # not earlier: the callback may have changed the policy
+        policy = self.rollout_policy(self)  # not earlier: the callback may have changed the policy
         reads_again = has_step_hook(callback)
         for step in range(n_rollout_steps):
             if not self._take_step(policy, known, step):
@@ -226,9 +217,6 @@ class FusedRollouts(FusedActing):
         callback.update_locals({**known, "n_steps": n_rollout_steps, "values": last_values})
         callback.on_rollout_end()
         return True
-
-    def _rollout_policy(self) -> RolloutPolicy:
-        return RolloutPolicy(self)
 
     def _inputs(self, known: dict[str, Any], observations: Array, starts: Array) -> PolicyInputs:
         """Return what the policy gets of all envs, after the step that is known; (envs,) starts of episodes."""

@@ -19,8 +19,7 @@ from sb3_contrib.common.recurrent.policies import (
 )
 from typing_extensions import override
 
-from marl_sb3.core.acting.policy import PolicyInputs, RolloutPolicy
-from marl_sb3.core.acting.recurrent import RecurrentRolloutPolicy
+from marl_sb3.core.acting.policy import PolicyInputs
 from marl_sb3.core.on_policy.sequences import MemoryDictRolloutBuffer, MemoryRolloutBuffer
 from marl_sb3.extensions.fast.contrib import RecurrentPPO, RecurrentPPOLearner
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy
@@ -169,6 +168,3 @@ class MaskableRecurrentPPOLearner(RecurrentPPOLearner):
     """See `RecurrentPPOLearner`. An env without action masks is refused when its agents act first."""
 
     buffer_classes = (MaskedMemoryRolloutBuffer, MaskedMemoryDictRolloutBuffer)
-
-    def _make_policy(self) -> RolloutPolicy:
-        return RecurrentRolloutPolicy(self.algorithm, takes_masks=True)

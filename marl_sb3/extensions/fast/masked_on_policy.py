@@ -116,7 +116,6 @@ class MaskableA2CLearner(A2CLearner):
     """See `A2CLearner`. An env without action masks is refused when its agents act first."""
 
     buffer_classes = MaskablePPOLearner.buffer_classes
-    _make_policy = MaskablePPOLearner._make_policy
 
 
 @without_gsde
@@ -146,4 +145,3 @@ class MaskableTRPOLearner(TRPOLearner):
     """See `TRPOLearner`. An env without action masks is refused when its agents act first."""
 
     buffer_classes = MaskablePPOLearner.buffer_classes
-    _make_policy = MaskablePPOLearner._make_policy

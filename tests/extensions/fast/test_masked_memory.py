@@ -98,7 +98,7 @@ def test_masks_stay_with_the_steps_of_their_sequences(whole: bool) -> None:
 
 def test_kernels_act_as_pytorch_does() -> None:
     algorithm, *_ = trained("maskable_recurrent_ppo", "MultiDiscrete", "fused", iterations=0)
-    by_kernels, by_torch = (RecurrentRolloutPolicy(algorithm, takes_masks=True) for _ in range(2))
+    by_kernels, by_torch = (RecurrentRolloutPolicy(algorithm) for _ in range(2))
     assert by_kernels.kernels is not None
     by_torch.kernels = None
     rng, states = np.random.default_rng(0), by_kernels.initial_states(6)
