@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch as th
@@ -36,15 +36,6 @@ from marl_sb3.extensions.fast.kernels.optimizers import Optimizer
 from marl_sb3.extensions.fast.update_path import CHUNK_ROWS, MOST_CHUNKS, in_threads
 from marl_sb3.types import Array, BoolArray, FloatArray
 
-
-@lru_cache(maxsize=1)
-def _compile() -> None:
-    """Compile the kernels, or load them from the cache of an earlier process."""
-    note_compiling(kernel.train, "the update: about 16 s of one core")
-    kernel.warm_up()
-    acting_kernel.warm_up()
-
-
 # --- Acting ----------------------------------------------------------------------------------------------------------
 
 
@@ -60,6 +51,8 @@ class FusedPolicy:
     """
 
     runs_in_rollouts = True
+    # the kernel that takes longest to compile, and how long, for the log
+    compiled: ClassVar[tuple[Any, str]] = (acting_kernel.draw, "the choice of actions: about 4 s of one core")
 
     def __init__(self, policy: ActorCriticPolicy, weights_of_inputs: Sequence[Any] | None = None) -> None:
         self.policy = policy
@@ -93,10 +86,6 @@ class FusedPolicy:
         self._drawn = th.empty(0, 0)
         self._action_shape = policy.action_space.shape or ()
 
-    def _compile(self) -> None:
-        """Compile before the first use: a training says what it is before it waits for that."""
-        _compile()
-
     def read_parameters(self) -> None:
         """Copy the weights of one-hot observations again; the kernels read all others in PyTorch's memory."""
         self.copies.read()
@@ -107,7 +96,7 @@ class FusedPolicy:
         Raises:
             EnvError: a number of a Discrete or MultiDiscrete observation is out of range.
         """
-        self._compile()
+        note_compiling(*self.compiled)  # not earlier: a training says what it is before it waits for that
         rows = len(observations)
         if len(self.category_sizes):
             numbers = observations.reshape(rows, -1)
@@ -266,6 +255,7 @@ class FusedRolloutUpdate:
             orders: (epochs, N) int64; the order of samples in each epoch.
             bounds: (minibatches + 1,) int64; where in an epoch each minibatch begins, and N.
         """
+        note_compiling(kernel.train, "the update: about 14 s of one core")
         nets, samples, rows = self._fused.nets, self._samples, int(np.diff(bounds).max())
         parameters, partition = sum(each.numel() for each in self._fused.parameters), _partition(nets, rows)
         chunks = partition.chunks, partition.least_rows

@@ -42,6 +42,7 @@ class FusedRecurrentPolicy(FusedPolicy):
     """
 
     runs_in_rollouts = False
+    compiled = (lstm_kernel.lstm_step, "LSTMs: about 5 s of one core")
 
     def __init__(self, policy: Any, trains: bool) -> None:
         self.trains = trains
@@ -57,11 +58,6 @@ class FusedRecurrentPolicy(FusedPolicy):
             self.nets = self.nets._replace(trunk=Net(layer_table([linear], moved), LINEAR, LINEAR))
         self.parameters = [*first, *of_actor, *log_std, *chain(*others), *of_critic]
         self.lstm_tables = [lstm_table(lstm, moved) for lstm in lstms]  # (layers, 5) each, see `lstm_step`
-
-    @override
-    def _compile(self) -> None:
-        """Its kernels are compiled, or loaded, when they are first called."""
-        note_compiling(lstm_kernel.lstm_step, "LSTMs: about 5 s of one core")
 
     @override
     def act(self, inputs: PolicyInputs) -> tuple[Array, FloatArray, FloatArray, States]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from marl_sb3.compiling import kernel, strict_entry
 from marl_sb3.extensions.fast.kernels.distributions import sample
-from marl_sb3.extensions.fast.kernels.layers import LINEAR, TANH
+from marl_sb3.extensions.fast.kernels.layers import LINEAR
 from marl_sb3.extensions.fast.kernels.mlp import Inputs, Net, forward
 from marl_sb3.types import Array, BoolArray, FloatArray
 
@@ -123,17 +123,3 @@ def estimate(
                 next_values[i] = values[step, i]
                 not_done[i] = np.float32(1.0) - starts[step, i]
             advantages[step, i] = advantage[i]
-
-
-def warm_up() -> None:
-    """Call every kernel once, so that it is compiled."""
-    numbers, index, none = np.zeros(4, np.float32), np.zeros((1, 1), np.int64), np.empty((1, 0), np.float32)
-    layer = np.array([[1, 1, numbers.ctypes.data, numbers[1:].ctypes.data]])
-    work, size = np.empty(1, np.float32), np.ones(1, np.int64)
-    one_hot(index, size)
-    one, rate = np.ones((1, 1), np.float32), np.float32(1)
-    estimate(one, one, one, np.ones((1, 1), np.bool_), one[0], one[0], rate, rate, one)
-    logits = outputs_of(layer, TANH, LINEAR, index, none, work)
-    sample(logits, none, size, one)
-    outputs_of_both(layer, layer, TANH, index, none, work, work.copy())
-    draw(layer, layer, TANH, index, none, work, work.copy(), none, size, one)

@@ -138,27 +138,26 @@ def backward(
         inputs: those of `forward`.
         work: filled by `forward`.
         deltas: of the same layout; its last layer holds the gradients of the outputs. Changed.
-        grad: (parameters,); filled. With no entries, the gradients of the parameters are left out.
+        grad: (parameters,); filled.
         below: (rows, inputs); filled. With no rows, the gradients of the inputs are left out.
     """
     rows, layers = inputs.floats.shape[0], net.table.shape[0]
-    offset, place, wanted = rows * outputs_size(net), parameters_size(net), grad.shape[0] > 0
+    offset, place = rows * outputs_size(net), parameters_size(net)
     for layer in range(layers - 1, -1, -1):
         n_in, n_out, weight, _ = net.table[layer]
         offset -= rows * n_out
         place -= (n_in + 1) * n_out
         delta, values = matrix(deltas, offset, rows, n_out), matrix(work, offset, rows, n_out)
-        bias_grad = grad[place + n_in * n_out : place + (n_in + 1) * n_out] if wanted else np.empty(n_out, np.float32)
+        bias_grad = grad[place + n_in * n_out : place + (n_in + 1) * n_out]
         through_activation(delta, values, net.hidden if layer < layers - 1 else net.last, bias_grad)
         if layer > 0:
-            if wanted:
-                given = matrix(work, offset - rows * n_in, rows, n_in)
-                np.dot(delta.T, given, matrix(grad, place, n_out, n_in))
+            given = matrix(work, offset - rows * n_in, rows, n_in)
+            np.dot(delta.T, given, matrix(grad, place, n_out, n_in))
             np.dot(delta, matrix_at(weight, n_out, n_in), matrix(deltas, offset - rows * n_in, rows, n_in))
             continue
-        if wanted and inputs.indices.shape[1] > 0:
+        if inputs.indices.shape[1] > 0:
             add_to_rows(delta, inputs.indices, matrix(grad, place, n_in, n_out))
-        elif wanted:
+        else:
             np.dot(delta.T, inputs.floats, matrix(grad, place, n_out, n_in))
         if below.shape[0] > 0:
             np.dot(delta, matrix_at(weight, n_out, n_in), below)

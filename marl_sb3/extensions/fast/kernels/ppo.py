@@ -27,7 +27,7 @@ from marl_sb3.extensions.fast.kernels.distributions import (
     softmax_of_columns,
     turned,
 )
-from marl_sb3.extensions.fast.kernels.layers import LINEAR, TANH, clear, exp, vector_at
+from marl_sb3.extensions.fast.kernels.layers import clear, exp, vector_at
 from marl_sb3.extensions.fast.kernels.mlp import (
     Inputs,
     Net,
@@ -39,18 +39,19 @@ from marl_sb3.extensions.fast.kernels.mlp import (
     plain,
 )
 from marl_sb3.extensions.fast.kernels.optimizers import (
-    ADAM,
     Optimizer,
     clipping,
     count_steps,
     step_between,
     sum_of_squares,
 )
-from marl_sb3.extensions.fast.kernels.threads import counters, finish, takes, wait
+from marl_sb3.extensions.fast.kernels.threads import counters, next_task, share
 from marl_sb3.types import Array, FloatArray
 
 # What the nets of a task are; with layers in common, actor and critic cannot be apart.
 BOTH, ACTOR, CRITIC = range(3)
+
+_GRADIENTS, _SUMS, _STEPS = range(3)  # the phases of a minibatch
 
 # The columns of the statistics of a minibatch.
 POLICY_LOSS, VALUE_LOSS, ENTROPY_LOSS, APPROX_KL, CLIP_FRACTION, GRAD_NORM, LOSS, UNCLIPPED_VALUE_LOSS = range(8)
@@ -376,13 +377,6 @@ def _begin_log_std(nets: Nets) -> int:
 
 
 @inner_kernel
-def _between(chunk: int, chunks: int, begin: int, end: int) -> tuple[int, int]:
-    """Return where a chunk of begin..end begins and ends."""
-    size = end - begin
-    return begin + size * chunk // chunks, begin + size * (chunk + 1) // chunks
-
-
-@inner_kernel
 def _of_net(space: tuple[FloatArray, FloatArray], net: Net, begin: int, end: int) -> tuple[FloatArray, FloatArray]:
     """Return the memory of some rows."""
     size = outputs_size(net)
@@ -398,7 +392,7 @@ def _chunk_gradients(
     if chunk >= chunks:
         return
     rows, batch = order.shape[0], memory.batch
-    begin, end = _between(chunk, chunks, 0, rows)
+    begin, end = share(rows, chunk, chunks)
     first = (batch.returns.shape[0] // 2 if part == CRITIC else 0) + begin
     last = first + end - begin
     own = Samples(
@@ -423,11 +417,10 @@ def _chunk_gradients(
 def _parameters_of(nets: Nets, task: int, chunks: int) -> tuple[int, int]:
     """Return where the parameters begin and end that a task steps; `log_std` comes in addition for the first task."""
     middle, end = parameters_size(nets.pi), _begin_log_std(nets)
-    if _parts(nets) == 1:
-        return _between(task, chunks, 0, end)
-    if task < chunks:
-        return _between(task, chunks, 0, middle)
-    return _between(task - chunks, chunks, middle, end)
+    if _parts(nets) == 1 or task < chunks:
+        return share(end if _parts(nets) == 1 else middle, task, chunks)
+    begin, end = share(end - middle, task - chunks, chunks)
+    return middle + begin, middle + end
 
 
 @inner_kernel
@@ -491,60 +484,35 @@ def train(
         or gradient that is not finite, or a KL above its limit.
     """
     tasks, begin_log_std, size = _parts(nets) * memory.chunks, _begin_log_std(nets), memory.grads.shape[1]
-    first, phase, done, goes_on = thread * tasks // threads, 0, 0, True
+    first, phase, done, goes_on, scale = thread * tasks // threads, 0, 0, True, 1.0
     grad = memory.grads[0]
     while goes_on and done < stats.shape[0]:
         epoch, k = done // (bounds.shape[0] - 1), done % (bounds.shape[0] - 1)
         order, notes = orders[epoch, bounds[k] : bounds[k + 1]], memory.notes[done]
         chunks = max(1, min(memory.chunks, order.shape[0] // memory.least_rows))
-        phase += 1
-        for i in range(tasks):
-            task = (first + i) % tasks
-            if takes(memory.counters, task, phase):
-                _chunk_gradients(nets, samples, memory, order, settings, task, chunks, notes[task])
-                finish(memory.counters)
-        wait(memory.counters, phase * tasks)
-        phase += 1
-        for i in range(tasks):
-            task = (first + i) % tasks
-            if takes(memory.counters, task, phase):
-                begin, end = _parameters_of(nets, task, memory.chunks)
-                squares = _add_chunks(memory.grads, chunks, begin, end)
-                if task == 0:
-                    squares += _add_chunks(memory.grads, chunks, begin_log_std, size)
-                notes[task, GRAD_NORM] = squares
-                finish(memory.counters)
-        wait(memory.counters, phase * tasks)
-        combine(notes, settings, stats[done])
-        goes_on = not ends(stats[done], settings)
-        done += 1
-        if goes_on:
-            scale = clipping(stats[done - 1, GRAD_NORM], settings.max_grad_norm)
+        for kind in (_GRADIENTS, _SUMS, _STEPS):
             phase += 1
-            for i in range(tasks):
-                task = (first + i) % tasks
-                if takes(memory.counters, task, phase):
-                    begin, end = _parameters_of(nets, task, memory.chunks)
+            task = next_task(memory.counters, tasks, phase, first, -1)
+            while task >= 0:
+                begin, end = _parameters_of(nets, task, memory.chunks)
+                if kind == _GRADIENTS:
+                    _chunk_gradients(nets, samples, memory, order, settings, task, chunks, notes[task])
+                elif kind == _SUMS:
+                    notes[task, GRAD_NORM] = _add_chunks(memory.grads, chunks, begin, end)
+                    if task == 0:
+                        notes[task, GRAD_NORM] += _add_chunks(memory.grads, chunks, begin_log_std, size)
+                else:
                     step_between(optimizer, grad, scale, begin, end, done)
                     if task == 0:
                         step_between(optimizer, grad, scale, begin_log_std, size, done)
-                    finish(memory.counters)
-            wait(memory.counters, phase * tasks)
+                task = next_task(memory.counters, tasks, phase, first, task)
+            if kind == _SUMS:
+                combine(notes, settings, stats[done])
+                goes_on = not ends(stats[done], settings)
+                scale = clipping(stats[done, GRAD_NORM], settings.max_grad_norm)
+                done += 1
+                if not goes_on:
+                    break
     if thread == 0:
         count_steps(optimizer, done if goes_on else done - 1)
     return done
-
-
-def warm_up() -> None:
-    """Call every kernel once, so that it is compiled: all policies use the same types of arguments."""
-    numbers = np.zeros((5, 4), np.float32)
-    layer = np.array([[1, 1, numbers[0].ctypes.data, numbers[1].ctypes.data]])
-    net = Net(layer, TANH, LINEAR)
-    nets = Nets(Net(layer[:0], TANH, TANH), net, net, 0, False, np.ones(1, np.int64))
-    addresses = [row.ctypes.data for row in numbers[1:]]
-    index, none, one = np.zeros((1, 1), np.int64), np.empty((1, 0), np.float32), np.zeros(1, np.float32)
-    samples = Samples(Inputs(index, none), index, none, none, one, one, one, one[:0])
-    optimizer = Optimizer(np.array([[4, *addresses]]), ADAM, 1e-3, 0.9, 0.999, 1e-5)
-    settings = Settings(True, True, 0.2, 0.0, 0.5, 0.5, np.inf, np.inf)
-    stats = np.zeros((1, NUM_STATS))
-    train(nets, optimizer, samples, memory(nets, samples, 4, 1, 1, 1, 1), index, np.arange(2), settings, stats, 0, 1)

@@ -43,7 +43,7 @@ from marl_sb3.extensions.fast.kernels.ppo import (
     policy_losses,
     value_losses,
 )
-from marl_sb3.extensions.fast.kernels.threads import counters, finish, takes, wait
+from marl_sb3.extensions.fast.kernels.threads import counters, next_task
 from marl_sb3.types import Array, FloatArray
 
 
@@ -255,36 +255,32 @@ def train(
         The number of minibatches done. The update stops before the step of the optimizer in the first one with a loss
         or gradient that is not finite, or a KL above its limit.
     """
-    tasks, size, phase, done, goes_on = memory.notes.shape[1], memory.grad.shape[0], 0, 0, True
+    tasks, size, phase, done, goes_on, scale = memory.notes.shape[1], memory.grad.shape[0], 0, 0, True, 1.0
     minibatches = sequences.bounds.shape[0] - 1
     while goes_on and done < stats.shape[0]:
         k, notes = done % minibatches, memory.notes[done]
         order = sequences.orders[done // minibatches, sequences.bounds[k] : sequences.bounds[k + 1]]
         active = sequences.active[sequences.step_bounds[done] : sequences.step_bounds[done + 1]]
         begins = sequences.begins[sequences.begin_bounds[done] : sequences.begin_bounds[done + 1]]
-        phase += 1
-        for i in range(tasks):
-            task = (thread + i) % tasks
-            if takes(memory.counters, task, phase):
-                begin, end = _bounds_of(nets, lstms, size, task, tasks)
-                grad = memory.grad[begin:end]
-                _gradients(nets, lstms, samples, order, active, begins, settings, memory, task, grad, notes[task])
-                notes[task, GRAD_NORM] = sum_of_squares(grad)
-                finish(memory.counters)
-        wait(memory.counters, phase * tasks)
-        combine(notes, settings, stats[done])
-        goes_on = not ends(stats[done], settings)
-        done += 1
-        if goes_on:
-            scale = clipping(stats[done - 1, GRAD_NORM], settings.max_grad_norm)
+        for steps in (False, True):
             phase += 1
-            for i in range(tasks):
-                task = (thread + i) % tasks
-                if takes(memory.counters, task, phase):
-                    begin, end = _bounds_of(nets, lstms, size, task, tasks)
+            task = next_task(memory.counters, tasks, phase, thread % tasks, -1)
+            while task >= 0:
+                begin, end = _bounds_of(nets, lstms, size, task, tasks)
+                if steps:
                     step_between(optimizer, memory.grad, scale, begin, end, done)
-                    finish(memory.counters)
-            wait(memory.counters, phase * tasks)
+                else:
+                    grad = memory.grad[begin:end]
+                    _gradients(nets, lstms, samples, order, active, begins, settings, memory, task, grad, notes[task])
+                    notes[task, GRAD_NORM] = sum_of_squares(grad)
+                task = next_task(memory.counters, tasks, phase, thread % tasks, task)
+            if not steps:
+                combine(notes, settings, stats[done])
+                goes_on = not ends(stats[done], settings)
+                scale = clipping(stats[done, GRAD_NORM], settings.max_grad_norm)
+                done += 1
+                if not goes_on:
+                    break
     if thread == 0:
         count_steps(optimizer, done if goes_on else done - 1)
     return done

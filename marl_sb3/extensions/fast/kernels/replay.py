@@ -19,7 +19,7 @@ from marl_sb3.extensions.fast.kernels.mlp import (
     plain,
 )
 from marl_sb3.extensions.fast.kernels.optimizers import Optimizer, move_towards, step_between
-from marl_sb3.extensions.fast.kernels.threads import counters
+from marl_sb3.extensions.fast.kernels.threads import counters, share
 from marl_sb3.types import Array, FloatArray
 
 _Scalar = Any  # a float, once compiled
@@ -149,6 +149,14 @@ def joined(observations: FloatArray, actions: FloatArray) -> FloatArray:
 
 
 @inner_kernel
+def put(source: FloatArray, target: FloatArray) -> None:
+    """Copy (rows, n) numbers."""
+    for i in range(source.shape[0]):
+        for j in range(source.shape[1]):
+            target[i, j] = source[i, j]
+
+
+@inner_kernel
 def works(critics: Critics, rows: int) -> FloatArray:
     """Return a workspace for each critic, (critics, n)."""
     return np.empty((critics.tables.shape[0], rows * outputs_size(critic(critics, 0))), np.float32)
@@ -157,10 +165,7 @@ def works(critics: Critics, rows: int) -> FloatArray:
 @inner_kernel
 def values_of(net: Net, inputs: FloatArray, work: FloatArray, found: FloatArray) -> None:
     """Run one critic; found: (rows, outputs), filled."""
-    of_one = forward(net, plain(inputs), work)
-    for i in range(found.shape[0]):
-        for j in range(found.shape[1]):
-            found[i, j] = of_one[i, j]
+    put(forward(net, plain(inputs), work), found)
 
 
 @inner_kernel
@@ -195,7 +200,7 @@ def learn_critic(
     net, deltas = critic(critics, k), np.empty_like(work)
     size = parameters_size(net)
     grad = np.empty(critics.tables.shape[0] * size, np.float32)
-    _put(slopes, last_layer(net, deltas, inputs.shape[0]))
+    put(slopes, last_layer(net, deltas, inputs.shape[0]))
     begin, end = k * size, (k + 1) * size
     backward(net, plain(inputs), work, deltas, grad[begin:end], np.empty((0, 0), np.float32))
     step_between(optimizer, grad, 1.0, begin, end, 1)
@@ -276,13 +281,6 @@ def _slope_of(delta: FloatArray, given: FloatArray, picked: Array, kind: int) ->
 
 
 @inner_kernel
-def _put(slopes: FloatArray, delta: FloatArray) -> None:
-    for i in range(slopes.shape[0]):
-        for j in range(slopes.shape[1]):
-            delta[i, j] = slopes[i, j]
-
-
-@inner_kernel
 def lowest(found: FloatArray) -> tuple[FloatArray, Array]:
     """Return the lowest value of all critics, (rows,), and which critic's it is; found: (critics, rows, 1)."""
     count, rows = found.shape[0], found.shape[1]
@@ -360,10 +358,13 @@ def memory(chunks: int, rows: int, actions: int, critics: Critics, targets: int,
 
 
 @inner_kernel
-def rows_of(memory: Memory, chunk: int) -> tuple[int, int]:
-    """Return where the rows of a chunk begin and end."""
-    rows = memory.targets.shape[0]
-    return rows * chunk // memory.chunks, rows * (chunk + 1) // memory.chunks
+def evaluate(
+    critics: Critics, targets: Critics, batch: Batch, next_actions: FloatArray, memory: Memory, k: int
+) -> None:
+    """Run one critic and its target, which values the next actions."""
+    inputs = joined(batch.next_observations, next_actions)
+    values_of(critic(targets, k), inputs, np.empty_like(memory.work[k]), memory.following[k])
+    values_of(critic(critics, k), joined(batch.observations, batch.actions), memory.work[k], memory.found[k])
 
 
 @inner_kernel
@@ -373,7 +374,7 @@ def learn_actor(memory: Memory, task: int, optimizer: Optimizer) -> None:
     The gradients of the chunks are added up in their order.
     """
     tasks, size = memory.notes.shape[1], memory.actor_grads.shape[1]
-    begin, end = size * task // tasks, size * (task + 1) // tasks
+    begin, end = share(size, task, tasks)
     total = memory.actor_grads[0]
     for chunk in range(1, memory.chunks):
         more = memory.actor_grads[chunk]

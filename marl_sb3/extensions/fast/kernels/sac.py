@@ -24,20 +24,18 @@ from marl_sb3.extensions.fast.kernels.replay import (
     Critics,
     Memory,
     action_gradients,
-    critic,
+    evaluate,
     joined,
     learn_actor,
     learn_critic,
     lowest,
     move_share,
     quantile_loss,
-    rows_of,
     squared_errors,
     values,
-    values_of,
     works,
 )
-from marl_sb3.extensions.fast.kernels.threads import finish, takes, wait
+from marl_sb3.extensions.fast.kernels.threads import next_task, share
 from marl_sb3.types import Array, FloatArray
 
 _Scalar = Any  # a float, once compiled
@@ -291,7 +289,7 @@ def _value_slopes(found: FloatArray, quantiles: bool, rows: int, slopes: FloatAr
 def _act(actor: ActorNet, batch: Batch, noise: FloatArray, next_noise: FloatArray, drawn: Drawn, task: int) -> None:
     """Draw the actions of a chunk of observations, or of next observations."""
     chunks = drawn.memory.chunks
-    begin, end = rows_of(drawn.memory, task % chunks)
+    begin, end = share(len(batch.rewards), task % chunks, chunks)
     if task < chunks:
         sample(actor, batch.observations[begin:end], noise[begin:end], _between(drawn.now, begin, end))
     elif task < 2 * chunks:
@@ -300,25 +298,10 @@ def _act(actor: ActorNet, batch: Batch, noise: FloatArray, next_noise: FloatArra
 
 
 @inner_kernel
-def _evaluate(
-    critics: Critics, targets: Critics, entropy: Entropy, batch: Batch, drawn: Drawn, stats: Array, task: int
-) -> None:
-    """Run one critic and its target; the first task updates the entropy coefficient, too."""
-    memory = drawn.memory
-    if task == 0:
-        _entropy_step(entropy, drawn.now.log_probs, stats)
-    if task < critics.tables.shape[0]:
-        inputs = joined(batch.next_observations, drawn.following.actions)
-        values_of(critic(targets, task), inputs, np.empty_like(memory.work[task]), memory.following[task])
-        inputs = joined(batch.observations, batch.actions)
-        values_of(critic(critics, task), inputs, memory.work[task], memory.found[task])
-
-
-@inner_kernel
 def _aim(batch: Batch, quantiles: bool, ent_coef: float, drawn: Drawn, chunk: int) -> None:
     """Compute what the critics learn from the rows of a chunk."""
     memory, bonus = drawn.memory, _f(ent_coef) * drawn.following.log_probs
-    begin, end = rows_of(memory, chunk)
+    begin, end = share(len(batch.rewards), chunk, memory.chunks)
     if quantiles:
         _quantile_targets(memory, begin, end, batch, bonus)
         return
@@ -354,7 +337,7 @@ def _actor_gradients(
 ) -> None:
     """Compute a chunk's share in the gradients of the actor."""
     memory, rows = drawn.memory, noise.shape[0]
-    begin, end = rows_of(memory, chunk)
+    begin, end = share(len(batch.rewards), chunk, memory.chunks)
     observations, made = batch.observations[begin:end], _between(drawn.now, begin, end)
     inputs, work = joined(observations, made.actions), works(critics, end - begin)
     found = values(critics, inputs, work)
@@ -402,15 +385,17 @@ def update(
     """
     memory, rows = drawn.memory, noise.shape[0]
     tasks = memory.notes.shape[1]
+    first = thread * tasks // threads
     for phase in range(1, _PHASES + 1):
-        for i in range(tasks):
-            task = (thread * tasks // threads + i) % tasks
-            if not takes(memory.counters, task, phase):
-                continue
+        task = next_task(memory.counters, tasks, phase, first, -1)
+        while task >= 0:
             if phase == _ACTS:
                 _act(actor, batch, noise, next_noise, drawn, task)
             elif phase == _EVALUATES:
-                _evaluate(critics, critic_targets, entropy, batch, drawn, stats, task)
+                if task == 0:
+                    _entropy_step(entropy, drawn.now.log_probs, stats)
+                if task < critics.tables.shape[0]:
+                    evaluate(critics, critic_targets, batch, drawn.following.actions, memory, task)
             elif phase == _AIMS and task < memory.chunks:
                 _aim(batch, quantiles, stats[ENT_COEF], drawn, task)
             elif phase == _LEARNS_VALUES and task < critics.tables.shape[0]:
@@ -420,8 +405,7 @@ def update(
             elif phase == _PHASES:
                 learn_actor(memory, task, actor_optimizer)
                 move_share(moved, tau, task, tasks)
-            finish(memory.counters)
-        wait(memory.counters, phase * tasks)
+            task = next_task(memory.counters, tasks, phase, first, task)
     if thread == 0:
         count_steps(critic_optimizer, 1)
         count_steps(actor_optimizer, 1)

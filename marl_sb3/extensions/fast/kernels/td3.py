@@ -14,19 +14,18 @@ from marl_sb3.extensions.fast.kernels.replay import (
     Critics,
     Memory,
     action_gradients,
-    critic,
+    evaluate,
     joined,
     learn_actor,
     learn_critic,
     lowest,
     move_share,
-    rows_of,
+    put,
     squared_errors,
     values,
-    values_of,
     works,
 )
-from marl_sb3.extensions.fast.kernels.threads import finish, takes, wait
+from marl_sb3.extensions.fast.kernels.threads import next_task, share
 from marl_sb3.types import Array, FloatArray
 
 # What `update` returns.
@@ -58,21 +57,13 @@ _ACTS, _EVALUATES, _LEARNS_VALUES, _IMPROVES, _STEPS, _PHASES = range(1, 7)
 @inner_kernel
 def _act(actor_target: Net, batch: Batch, smoothing: Smoothing, memory: Memory, chunk: int) -> None:
     """Choose the next actions of a chunk, and smooth them."""
-    begin, end = rows_of(memory, chunk)
+    begin, end = share(len(batch.rewards), chunk, memory.chunks)
     chosen, kept = chosen_actions(actor_target, batch.next_observations[begin:end]), memory.next_actions[begin:end]
     noise, clip = smoothing.noise[begin:end], _f(smoothing.clip)
     for i in range(end - begin):
         for j in range(kept.shape[1]):
             added = min(max(noise[i, j], -clip), clip)
             kept[i, j] = min(max(chosen[i, j] + added, -_ONE), _ONE)
-
-
-@inner_kernel
-def _evaluate(critics: Critics, targets: Critics, batch: Batch, memory: Memory, k: int) -> None:
-    """Run one critic and its target."""
-    inputs = joined(batch.next_observations, memory.next_actions)
-    values_of(critic(targets, k), inputs, np.empty_like(memory.work[k]), memory.following[k])
-    values_of(critic(critics, k), joined(batch.observations, batch.actions), memory.work[k], memory.found[k])
 
 
 @inner_kernel
@@ -89,7 +80,7 @@ def _learn_values(critics: Critics, optimizer: Optimizer, batch: Batch, memory: 
 @inner_kernel
 def _actor_gradients(actor: Net, critics: Critics, batch: Batch, memory: Memory, chunk: int) -> None:
     """Compute a chunk's share in the gradients of the actor, whose actions the first critic values."""
-    begin, end = rows_of(memory, chunk)
+    begin, end = share(len(batch.rewards), chunk, memory.chunks)
     observations, rows, size = batch.observations[begin:end], end - begin, memory.next_actions.shape[1]
     work = np.empty(rows * outputs_size(actor), np.float32)
     inputs = joined(observations, forward(actor, plain(observations), work))
@@ -99,10 +90,7 @@ def _actor_gradients(actor: Net, critics: Critics, batch: Batch, memory: Memory,
     slopes = np.full((1, rows, 1), -_ONE / _f(batch.rewards.shape[0]), np.float32)
     by_action = action_gradients(first, inputs, critic_work, slopes, size)
     deltas = np.empty_like(work)
-    delta = last_layer(actor, deltas, rows)
-    for i in range(rows):
-        for j in range(size):
-            delta[i, j] = by_action[i, j]
+    put(by_action, last_layer(actor, deltas, rows))
     backward(actor, plain(observations), work, deltas, memory.actor_grads[chunk], np.empty((0, 0), np.float32))
 
 
@@ -138,15 +126,14 @@ def update(
         thread: which of the threads this one is, from 0.
     """
     tasks = memory.notes.shape[1]
+    first = thread * tasks // threads
     for phase in range(1, _PHASES + 1 if with_actor else _LEARNS_VALUES + 1):
-        for i in range(tasks):
-            task = (thread * tasks // threads + i) % tasks
-            if not takes(memory.counters, task, phase):
-                continue
+        task = next_task(memory.counters, tasks, phase, first, -1)
+        while task >= 0:
             if phase == _ACTS and task < memory.chunks:
                 _act(actor_target, batch, smoothing, memory, task)
             elif phase == _EVALUATES and task < critics.tables.shape[0]:
-                _evaluate(critics, critic_targets, batch, memory, task)
+                evaluate(critics, critic_targets, batch, memory.next_actions, memory, task)
             elif phase == _LEARNS_VALUES and task < critics.tables.shape[0]:
                 _learn_values(critics, critic_optimizer, batch, memory, task)
             elif phase == _IMPROVES and task < memory.chunks:
@@ -155,8 +142,7 @@ def update(
                 learn_actor(memory, task, actor_optimizer)
             elif phase == _PHASES:
                 move_share(moved, tau, task, tasks)
-            finish(memory.counters)
-        wait(memory.counters, phase * tasks)
+            task = next_task(memory.counters, tasks, phase, first, task)
     if thread == 0:
         count_steps(critic_optimizer, 1)
         stats[CRITIC_LOSS] = memory.notes[0].sum()

@@ -90,22 +90,35 @@ _yield: Any = _give_way
 
 
 @inner_kernel
-def takes(counters: Array, task: int, phase: int) -> bool:
-    """Take a task of a phase, counted from 1; False: it is taken."""
-    return bool(_raise_to(counters, _TASKS + task, phase) < phase)
+def next_task(counters: Array, tasks: int, phase: int, first: int, latest: int) -> int:
+    """Finish a task, and take the next one of its phase: what a task has written is seen in the next phase.
 
+    Args:
+        tasks: number of tasks of each phase.
+        phase: number of the phase, from 1.
+        first: the task that this thread takes first, if nobody else has taken it.
+        latest: the task of the phase that this thread has taken before; -1: none.
 
-@inner_kernel
-def finish(counters: Array) -> None:
-    """Count a task as finished: what it has written is seen by whoever waits for it."""
-    _add_to(counters, _FINISHED, 1)
-
-
-@inner_kernel
-def wait(counters: Array, finished: int) -> None:
-    """Wait until so many tasks, of all phases together, are finished."""
+    Returns:
+        A task; -1: all of them are finished, after waiting for those of other threads.
+    """
+    begin = 0
+    if latest >= 0:
+        _add_to(counters, _FINISHED, 1)
+        begin = (latest - first) % tasks + 1
+    for i in range(begin, tasks):
+        task = (first + i) % tasks
+        if _raise_to(counters, _TASKS + task, phase) < phase:
+            return task
     spins = 0
-    while _value_of(counters, _FINISHED) < finished:
+    while _value_of(counters, _FINISHED) < phase * tasks:
         spins += 1
         if spins > _SPINS:
             _yield()
+    return -1
+
+
+@inner_kernel
+def share(size: int, part: int, parts: int) -> tuple[int, int]:
+    """Return where one of so many parts of a size begins and ends."""
+    return size * part // parts, size * (part + 1) // parts
