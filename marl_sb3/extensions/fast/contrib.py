@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
-from sb3_contrib.qrdqn.policies import CnnPolicy, MultiInputPolicy, QRDQNPolicy, QuantileNetwork
+from sb3_contrib.qrdqn.policies import QRDQNPolicy, QuantileNetwork
 from sb3_contrib.tqc.policies import TQCPolicy
 from stable_baselines3.common.policies import BasePolicy
 from typing_extensions import override
@@ -37,12 +37,12 @@ from marl_sb3.core.sb3.inference import States
 from marl_sb3.core.sb3.private import calls_lstm_as_sb3
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.coverage import PathStillValid, first_reason, memory_coverage, sequence_coverage
-from marl_sb3.extensions.fast.dueling import dueling_layers, with_arguments_of_base
+from marl_sb3.extensions.fast.dueling import dueling_layers, take_plain, with_arguments_of_base, with_kin
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts
 from marl_sb3.extensions.fast.hybrid_masks import HybridMaskablePolicy, HybridMaskedActions, joined_masks
 from marl_sb3.extensions.fast.joined_actions import JoinedActions
 from marl_sb3.extensions.fast.masked_q import MaskedQLearning
-from marl_sb3.extensions.fast.memory_cells import OF_LSTMS, MemoryCnnPolicy, MemoryMultiInputPolicy, MemoryPolicy
+from marl_sb3.extensions.fast.memory_cells import MEMORY_POLICIES
 from marl_sb3.extensions.fast.replay import QLearning, SoftActorCritic
 from marl_sb3.types import Array
 
@@ -106,11 +106,7 @@ class RecurrentPPO(FusedOnPolicy, FusedRollouts, sb3_contrib.RecurrentPPO):
     `policy_kwargs={"cell": "gru"}` lets it have GRUs instead, see `MemoryPolicy`.
     """
 
-    policy_aliases: ClassVar[dict[str, type[Any]]] = {
-        "MlpLstmPolicy": MemoryPolicy,
-        "CnnLstmPolicy": MemoryCnnPolicy,
-        "MultiInputLstmPolicy": MemoryMultiInputPolicy,
-    }
+    policy_aliases: ClassVar[dict[str, type[Any]]] = MEMORY_POLICIES
     rollout_policy = RecurrentRolloutPolicy
 
     @override
@@ -179,9 +175,7 @@ class RecurrentPPO(FusedOnPolicy, FusedRollouts, sb3_contrib.RecurrentPPO):
         self._last_lstm_states = known["lstm_states"]
 
     def _setup_model(self) -> None:
-        if self.policy_kwargs.get("cell", "lstm") == "lstm":
-            self.policy_class = OF_LSTMS.get(self.policy_class, self.policy_class)
-            self.policy_kwargs = {name: value for name, value in self.policy_kwargs.items() if name != "cell"}
+        take_plain(self, "cell", "lstm")
         super()._setup_model()
         stock: Any = self.rollout_buffer
         is_dict = isinstance(self.observation_space, spaces.Dict)
@@ -264,26 +258,12 @@ class DuelingQRDQNPolicy(QRDQNPolicy):
         return {**super()._get_constructor_parameters(), "dueling": self.dueling}
 
 
-class DuelingQRDQNCnnPolicy(DuelingQRDQNPolicy, CnnPolicy):
-    """The same for images."""
-
-    plain = CnnPolicy
-
-
-class DuelingQRDQNMultiInputPolicy(DuelingQRDQNPolicy, MultiInputPolicy):
-    """The same for `Dict` observations."""
-
-    plain = MultiInputPolicy
-
-
 class QRDQN(QLearning, sb3_contrib.QRDQN):
     """A drop-in for `sb3_contrib.QRDQN`: same arguments, same logger keys, same files. See `TwoPaths`."""
 
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
-        "MlpPolicy": DuelingQRDQNPolicy,
-        "CnnPolicy": DuelingQRDQNCnnPolicy,
-        "MultiInputPolicy": DuelingQRDQNMultiInputPolicy,
-    }
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = with_kin(
+        DuelingQRDQNPolicy, "DuelingQRDQN", sb3_contrib.QRDQN.policy_aliases
+    )
     covered_policy = QRDQNPolicy
     network_names = ("quantile_net", "quantile_net_target")
 

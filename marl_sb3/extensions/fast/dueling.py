@@ -8,13 +8,15 @@ Gradients are not rescaled.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
+import stable_baselines3
 import torch as th
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.torch_layers import create_mlp
-from stable_baselines3.dqn.policies import CnnPolicy, DQNPolicy, MultiInputPolicy, QNetwork
+from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 from torch import nn
 from typing_extensions import override
 
@@ -28,6 +30,35 @@ def with_arguments_of_base(policy: _Policy) -> _Policy:
     named = [each for each in inspect.signature(made).parameters.values() if each.kind is each.KEYWORD_ONLY]
     made.__signature__ = base.replace(parameters=[*base.parameters.values(), *named])
     return policy
+
+
+def with_kin(policy: type[Any], prefix: str, stock: Mapping[str, type[BasePolicy]]) -> dict[str, type[Any]]:
+    """Return a policy, and its kin for images and `Dict` observations, by the names that SB3 has for its own.
+
+    The kin become classes of the module of the policy: SB3 pickles policies by the names of their classes.
+
+    Args:
+        policy: is derived from SB3's policy of vectors. If it has that one as `plain`, see `take_plain`, so have they.
+        prefix: of the names of the kin.
+        stock: SB3's policies, by their names.
+    """
+    made: dict[str, type[Any]] = {}
+    for name, plain in stock.items():
+        made[name] = policy
+        if not issubclass(policy, plain):
+            members = {"plain": plain} if "plain" in vars(policy) else {}
+            members |= {"__doc__": policy.__doc__, "__module__": policy.__module__}  # type: ignore[dict-item]
+            made[name] = type(prefix + name.replace("Lstm", ""), (policy, plain), members)
+            setattr(sys.modules[policy.__module__], made[name].__name__, made[name])
+    return made
+
+
+def take_plain(algorithm: Any, argument: str, default: Any) -> None:
+    """Let an algorithm have SB3's policy if the argument that ours has besides is the default: files hold that."""
+    kind, settings = algorithm.policy_class, algorithm.policy_kwargs
+    if hasattr(kind, "plain") and settings.get(argument, default) == default:
+        algorithm.policy_class = vars(kind).get("plain", kind)
+        algorithm.policy_kwargs = {name: value for name, value in settings.items() if name != argument}
 
 
 class DuelingLayers(nn.Module):
@@ -93,13 +124,4 @@ class DuelingDQNPolicy(DQNPolicy):
         return {**super()._get_constructor_parameters(), "dueling": self.dueling}
 
 
-class DuelingCnnPolicy(DuelingDQNPolicy, CnnPolicy):
-    """The same for images."""
-
-    plain = CnnPolicy
-
-
-class DuelingMultiInputPolicy(DuelingDQNPolicy, MultiInputPolicy):
-    """The same for `Dict` observations."""
-
-    plain = MultiInputPolicy
+DUELING_DQN = with_kin(DuelingDQNPolicy, "Dueling", stable_baselines3.DQN.policy_aliases)

@@ -9,19 +9,17 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import sb3_contrib
 import torch as th
 from gymnasium import spaces
 from sb3_contrib.common.recurrent.buffers import create_sequencers
-from sb3_contrib.common.recurrent.policies import (
-    RecurrentActorCriticCnnPolicy,
-    RecurrentActorCriticPolicy,
-    RecurrentMultiInputActorCriticPolicy,
-)
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from typing_extensions import override
 
 from marl_sb3.core.acting.policy import PolicyInputs
 from marl_sb3.core.on_policy.sequences import MemoryDictRolloutBuffer, MemoryRolloutBuffer
 from marl_sb3.extensions.fast.contrib import RecurrentPPO, RecurrentPPOLearner
+from marl_sb3.extensions.fast.dueling import with_kin
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy
 from marl_sb3.extensions.fast.masked_on_policy import TakesMasks, masks_in_update, without_gsde
 from marl_sb3.extensions.fast.memory_cells import MemoryPolicy
@@ -95,14 +93,6 @@ class MaskableMemoryPolicy(MemoryPolicy):
     predict = _taking_masks("predict")
 
 
-class MaskableMemoryCnnPolicy(MaskableMemoryPolicy, RecurrentActorCriticCnnPolicy):
-    """The same for images."""
-
-
-class MaskableMemoryMultiInputPolicy(MaskableMemoryPolicy, RecurrentMultiInputActorCriticPolicy):
-    """The same for `Dict` observations."""
-
-
 # --- Rollout buffers -------------------------------------------------------------------------------------------------
 
 
@@ -150,11 +140,9 @@ class MaskableRecurrentPPO(LearnsInTrainings, TakesMasks, RecurrentPPO):
     Its arguments and networks are those of RecurrentPPO, with LSTMs or GRUs. See `TwoPaths`.
     """
 
-    policy_aliases: ClassVar[dict[str, type[Any]]] = {
-        "MlpLstmPolicy": MaskableMemoryPolicy,
-        "CnnLstmPolicy": MaskableMemoryCnnPolicy,
-        "MultiInputLstmPolicy": MaskableMemoryMultiInputPolicy,
-    }
+    policy_aliases: ClassVar[dict[str, type[Any]]] = with_kin(
+        MaskableMemoryPolicy, "MaskableMemory", sb3_contrib.RecurrentPPO.policy_aliases
+    )
 
     @override
     def _train_torch(self) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch as th
-from sb3_contrib.common.recurrent.policies import (
-    RecurrentActorCriticCnnPolicy,
-    RecurrentActorCriticPolicy,
-    RecurrentMultiInputActorCriticPolicy,
-)
+from sb3_contrib import RecurrentPPO
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+from stable_baselines3.common.policies import BasePolicy
 from torch import nn
 from typing_extensions import override
 
 from marl_sb3.errors import refuse
-from marl_sb3.extensions.fast.dueling import with_arguments_of_base
+from marl_sb3.extensions.fast.dueling import with_arguments_of_base, with_kin
 
 Cell = Literal["lstm", "gru"]
 Memory = tuple[th.Tensor, th.Tensor]
@@ -57,6 +55,8 @@ class MemoryPolicy(RecurrentActorCriticPolicy):
         ConfigError: there is no such cell.
     """
 
+    plain: ClassVar[type[BasePolicy]] = RecurrentActorCriticPolicy  # sb3-contrib's, which files hold with LSTMs
+
     def __init__(self, *arguments: Any, cell: Cell = "lstm", **settings: Any) -> None:
         if cell not in get_args(Cell):
             refuse("cell", cell, " or ".join(get_args(Cell)), "policy_kwargs.cell")
@@ -70,17 +70,4 @@ class MemoryPolicy(RecurrentActorCriticPolicy):
         self.optimizer = make(self.parameters(), lr=self.optimizer.param_groups[0]["lr"], **self.optimizer_kwargs)
 
 
-class MemoryCnnPolicy(MemoryPolicy, RecurrentActorCriticCnnPolicy):
-    """The same for images."""
-
-
-class MemoryMultiInputPolicy(MemoryPolicy, RecurrentMultiInputActorCriticPolicy):
-    """The same for `Dict` observations."""
-
-
-# The policies that have a cell to choose -> those of sb3-contrib, which files hold if it is an LSTM.
-OF_LSTMS: dict[type[Any], type[Any]] = {
-    MemoryPolicy: RecurrentActorCriticPolicy,
-    MemoryCnnPolicy: RecurrentActorCriticCnnPolicy,
-    MemoryMultiInputPolicy: RecurrentMultiInputActorCriticPolicy,
-}
+MEMORY_POLICIES = with_kin(MemoryPolicy, "Memory", RecurrentPPO.policy_aliases)

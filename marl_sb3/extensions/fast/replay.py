@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from marl_sb3.core.off_policy.off_policy import OffPolicyLearner
 from marl_sb3.extensions.fast.coverage import PathStillValid, valid_for_replay, why_not_nets
-from marl_sb3.extensions.fast.dueling import DuelingCnnPolicy, DuelingDQNPolicy, DuelingMultiInputPolicy
+from marl_sb3.extensions.fast.dueling import DUELING_DQN, take_plain
 from marl_sb3.extensions.fast.fused_off_policy import FusedOffPolicy
 from marl_sb3.extensions.fast.prioritized import DrawsByPriority
 
@@ -30,10 +30,7 @@ class QLearning(DrawsByPriority, FusedOffPolicy):
 
     @override
     def _setup_model(self) -> None:
-        kind, settings = self.policy_class, self.policy_kwargs
-        if hasattr(kind, "plain") and not settings.get("dueling"):
-            self.policy_class = kind.plain
-            self.policy_kwargs = {name: value for name, value in settings.items() if name != "dueling"}
+        take_plain(self, "dueling", False)
         super()._setup_model()
 
     def _coverage_of_nets(self, activation: type[nn.Module]) -> PathStillValid | str:
@@ -47,11 +44,7 @@ class QLearning(DrawsByPriority, FusedOffPolicy):
 class DQN(QLearning, stable_baselines3.DQN):
     """A drop-in for `stable_baselines3.DQN`: same arguments, same logger keys, same files. See `TwoPaths`."""
 
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
-        "MlpPolicy": DuelingDQNPolicy,
-        "CnnPolicy": DuelingCnnPolicy,
-        "MultiInputPolicy": DuelingMultiInputPolicy,
-    }
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = DUELING_DQN
     covered_policy = DQNPolicy
     network_names = ("q_net", "q_net_target")
 
