@@ -71,7 +71,9 @@ class CompiledRunner(LocalRunner):
         env: Any = self.env
         self._latest, self._failed = None, True
         lines = env_steps if getattr(listener, "keeps_steps", False) else 1
-        last, episodes = RolloutCall(env, self._pairs, self.tracker, env_steps, self._episodes_to_come(), lines).run()
+        if self._coming is None or self._coming.made_for != (env.run_seed, env.batch.states.dtype):
+            self._coming = EpisodesToCome(env, _LEAST_READY)
+        last, episodes = RolloutCall(env, self._pairs, self.tracker, env_steps, self._coming, lines).run()
         self._latest, self._failed = last, False
         goes_on = False
         try:
@@ -88,12 +90,6 @@ class CompiledRunner(LocalRunner):
     def forget_episodes(self) -> None:
         super().forget_episodes()
         self._coming = None  # a state that is read next may have other settings of the envs
-
-    def _episodes_to_come(self) -> EpisodesToCome:
-        env: Any = self.env
-        if self._coming is None or self._coming.made_for != (env.run_seed, env.batch.states.dtype):
-            self._coming = EpisodesToCome(env, _LEAST_READY)
-        return self._coming
 
     def _why_not(self, listener: StepListener) -> str | None:
         """Say why steps are taken one by one; None: they need not be."""

@@ -44,20 +44,23 @@ class EpisodesToCome:
         self.used = np.zeros(env.num_envs, np.int64)
         self.first = np.zeros(env.num_envs, np.int64)  # the number of the first episode that is prepared for each env
 
-    def prepare(self, env: BatchedVecEnv) -> None:
-        """Prepare as many as there is room for, where none is left, or others were prepared."""
-        if len(self.entropy):
-            return
+    def prepare(self, env: BatchedVecEnv) -> Any:
+        """Prepare as many as there is room for, where none is left, or others were prepared; returns `NextEpisodes`."""
+        from marl_sb3.extensions.fast.kernels.episodes import NextEpisodes
+
         batch: Any = env.batch
         most = self.rngs.shape[1]
         following = env.episodes + 1
-        for index in np.flatnonzero((self.used >= self.ready) | (self.first + self.used != following)).tolist():
+        is_over = (self.used >= self.ready) | (self.first + self.used != following)
+        for index in np.flatnonzero(is_over).tolist() if most else ():
             self.first[index], self.used[index], self.ready[index] = following[index], 0, most
             for number in range(most):
                 self.states[index, number] = batch.states[index]
                 seed = env.episode_seed(index, int(following[index]) + number)
                 rng = np.random.default_rng(seed)
                 self.rngs[index, number] = batch.begin(self.states[index, number], rng)
+        states = self.states.view(np.uint8).reshape(*self.states.shape, -1 if most else 0)
+        return NextEpisodes(states, self.rngs, self.ready, self.used, self.entropy, env.first_index)
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ class RolloutCall:
         self._starts = [actor.starts.copy() for actor, _ in self._pairs]
         self._places = [_places(actor.rows) for actor, _ in self._pairs]
         self._processing = [
-            RolloutProcessing(actor, env.latest, batch.observed, envs_of * agents + columns, starts)
+            RolloutProcessing(actor, env.latest, batch.observed, envs_of * agents + columns, starts, self._at)
             for (actor, _), starts, (envs_of, columns, _) in zip(self._pairs, self._starts, self._places, strict=True)
         ]
         self._running = self._counts()
@@ -139,19 +142,23 @@ class RolloutCall:
         step, began_s = 0, time.perf_counter()
         ends = []
         while step < self._steps:
-            to_come = self._to_come
-            to_come.prepare(self._env)
+            to_come = self._to_come.prepare(self._env)
             most = (self._steps - step) * self._env.num_envs
-            finished = self._finished(most if len(to_come.entropy) else to_come.ready.sum() - to_come.used.sum())
-            prepared = self._counting.NextEpisodes(
-                self._bytes(to_come), to_come.rngs, to_come.ready, to_come.used, to_come.entropy, self._env.first_index
+            if not len(to_come.entropy):
+                most = to_come.ready.sum() - to_come.used.sum()
+            agents, metrics = self._sizes.agents, len(self._running.metrics)
+            finished = self._counting.Finished(
+                places=np.empty((most, 3), np.int64),
+                agent_steps=np.empty((most, agents), np.int64),
+                returns=np.empty((most, agents)),
+                metrics=np.empty((most, metrics)),
             )
             step, lines, how, index, column = kernel.collect(
                 self._batch.address,
                 self._batch.table.ctypes.data,
                 policies,
                 self._sizes,
-                prepared,
+                to_come,
                 self._running,
                 finished,
                 self._last,
@@ -241,10 +248,6 @@ class RolloutCall:
             pass  # step by step: each policy in turn draws from the same stream
         return noise
 
-    def _bytes(self, to_come: EpisodesToCome) -> Array:
-        shape = (*to_come.states.shape, self._sizes.state_bytes)
-        return to_come.states.view(np.uint8).reshape(shape) if to_come.states.size else np.zeros(shape, np.uint8)
-
     def _counts(self) -> Any:
         """Return the tracker's counts of the running episodes, and where custom metrics are read."""
         tracker, columns = self._tracker, self._batch.rules.columns
@@ -255,26 +258,17 @@ class RolloutCall:
             for agent in own.agents
             if own.metric.key in columns.get(agent, ())
         ]
-        empty = np.zeros((0, self._sizes.envs))
+        shape = len(accumulators), self._sizes.envs
         return self._counting.Running(
             returns=tracker.returns,
             agent_steps=tracker.agent_steps,
             lengths=tracker.lengths,
-            metrics=np.array([own.so_far for own in accumulators]) if accumulators else empty,
-            counts=np.array([own.count for own in accumulators]) if accumulators else empty,
+            metrics=np.array([own.so_far for own in accumulators], np.float64).reshape(shape),
+            counts=np.array([own.count for own in accumulators], np.float64).reshape(shape),
             readings=np.array(readings, np.int64).reshape(-1, 2),
             reductions=np.array([_REDUCTIONS.index(own.metric.reduce) for own in accumulators], np.int64),
             episodes=self._env.episodes,
             episode_steps=self._env.episode_steps,
-        )
-
-    def _finished(self, most: int) -> Any:
-        agents, metrics = self._sizes.agents, len(self._running.metrics)
-        return self._counting.Finished(
-            places=np.empty((most, 3), np.int64),
-            agent_steps=np.empty((most, agents), np.int64),
-            returns=np.empty((most, agents)),
-            metrics=np.empty((most, metrics)),
         )
 
     # --- What it leaves ----------------------------------------------------------------------------------------------
@@ -305,30 +299,31 @@ class RolloutCall:
             places: (n, 3) the steps in which episodes have ended, and their envs; see `Finished`.
         """
         env, batch, kept = self._env, self._batch, self._last
-        terminated, truncated = kept.terminated[-1].copy(), kept.truncated[-1].copy()
-        ended: BoolArray = terminated | truncated
-        done: BoolArray = np.all(ended, axis=1)
-        at_end = batch.of_groups(self._ended_on)
+        ended: BoolArray = kept.terminated | kept.truncated
         acted, infos = np.ones(ended.shape, np.bool_), self._infos()
+        lines = {
+            "rewards": kept.rewards,
+            "terminated": kept.terminated,
+            "truncated": kept.truncated,
+            **dict.fromkeys(("acted", "to_act", "in_play"), acted),
+            "stepped": acted[:, :, 0],
+            "episode_done": np.all(ended, axis=2),
+        }
+        # What is one array in all steps is one in the last step, too: readers compare them by identity first.
+        latest = {id(array): array[-1].copy() for array in lines.values()}
+        done = latest[id(lines["episode_done"])]
         of_first = places[places[:, 1] == 0, 0]
         step = LastStep(
             first_env=(kept.of_first_env, np.isin(np.arange(self._steps), of_first)),
-            arrays=self._arrays() if self._lines == self._steps else {},
+            arrays=lines if self._lines == self._steps else {},
             infos_of_steps=infos,
             ended_in=places[:, 0].tolist(),
             observations=batch.of_groups(batch.observed),
-            action_masks=env.masks(acted) if env.masked else (None,) * len(env.groups),
-            rewards=kept.rewards[-1].copy(),
-            terminated=terminated,
-            truncated=truncated,
-            acted=acted,
-            to_act=acted,
-            in_play=acted,
-            stepped=np.ones(len(ended), np.bool_),
-            episode_done=done,
-            final_observations=StackedFinalObservations(ended, env.groups, at_end),
+            action_masks=env.masks(acted[-1]) if env.masked else (None,) * len(env.groups),
+            final_observations=StackedFinalObservations(ended[-1], env.groups, batch.of_groups(self._ended_on)),
             infos=infos[-1],
             reset_infos=env.reset_infos(np.flatnonzero(done).tolist()),
+            **{name: latest[id(array)] for name, array in lines.items()},
         )
         env.continue_with(step)
         for (actor, experience), starts in zip(self._pairs, self._starts, strict=True):
@@ -350,20 +345,6 @@ class RolloutCall:
                 infos = env.with_masks(infos, batch.masks_of_groups(kept.allowed[line]))
             found.append(ArrayInfos(infos, self._sizes.envs))
         return found
-
-    def _arrays(self) -> dict[str, Array]:
-        """Return what `LastStep.arrays` is."""
-        kept = self._last
-        acted: Array = np.ones(kept.terminated.shape, np.bool_)
-        done: Array = np.all(kept.terminated | kept.truncated, axis=2)
-        return {
-            "rewards": kept.rewards,
-            "terminated": kept.terminated,
-            "truncated": kept.truncated,
-            **dict.fromkeys(("acted", "to_act", "in_play"), acted),
-            "stepped": acted[:, :, 0],
-            "episode_done": done,
-        }
 
     def _wrong(self, how: int, index: int, column: int, line: int) -> Exception:
         """Return the error for what the env has returned, as the step by step path words it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -58,18 +59,20 @@ class RolloutProcessing:
         observed: (E, A, ...); what the agents observe, in the memory of the envs.
         places: (rows,) int64; the agents of the rows among those of all envs.
         ended: (rows,) bool; where an episode has ended.
+        at: returns the address of an array, which it keeps.
 
     Attributes:
         columns: name of a column of the table of policies -> the number there.
     """
 
-    def __init__(self, actor: Actor, step: VecStep, observed: Array, places: Array, ended: Array) -> None:
+    def __init__(
+        self, actor: Actor, step: VecStep, observed: Array, places: Array, ended: Array, at: Callable[[Array], int]
+    ) -> None:
         own: Any = actor.processing
         rows, self._processing = actor.rows.num_rows, own
         self._statistics: list[tuple[Any, Array]] = []
         self._memory: dict[str, Array] = {}
-        self._ended = ended
-        self._kept: list[Array] = []  # what the kernels know by its address
+        self._ended, self._at = ended, at
         rewards, limits = np.zeros(rows, np.float32), np.array([math.inf, actor.policy.algorithm.gamma])
         self.columns = {"REWARDS_S": self._at(rewards), "LIMITS_S": self._at(limits)}
         if type(own) is RowProcessing:
@@ -152,10 +155,6 @@ class RolloutProcessing:
         for name, value in columns.items():
             table[getattr(kernel, name)] = value
         return self._at(table)
-
-    def _at(self, array: Array) -> int:
-        self._kept.append(array)
-        return array.ctypes.data
 
     def _copied(self, statistics: Any) -> int:
         """Return the address of a copy of statistics; 0: there are none."""
