@@ -50,7 +50,7 @@ class FusedReplayUpdate:
         self._tables = [OptimizerTable(optimizer) for optimizer in optimizers]
         self._present: list[Optimizer] = []
         self._stats: list[Any] = []
-        self._memory: Any = None  # of gradient steps; made anew for minibatches of another size
+        self._memory: Memory | None = None  # of gradient steps; made anew for minibatches of another size
 
     def begin(self) -> None:
         """Begin an update, with the optimizers' present settings."""
@@ -66,6 +66,20 @@ class FusedReplayUpdate:
             gradient_step: number of the step in this update, from 0.
         """
         raise NotImplementedError
+
+    def _shared(self, critics: Critics, actions: Array, targets: int, parameters: int) -> Memory:
+        """Return the memory of one more gradient step: a thread that comes late for another one finds that one done.
+
+        Args:
+            actions: (rows, n) of the minibatch.
+            targets: numbers that each row of a critic learns from.
+            parameters: of the actor.
+        """
+        rows, size = actions.shape
+        if self._memory is None or self._memory.targets.shape != (rows, targets):
+            chunks = max(1, min(MOST_CHUNKS, rows // CHUNK_ROWS))
+            self._memory = memory(chunks, rows, size, critics, targets, parameters)
+        return self._memory._replace(counters=counters(self._memory.notes.shape[1]))
 
     def _threads(self, shared: Memory, parameters: int) -> int:
         """Return how many threads a gradient step takes, by the number of the actor's parameters: critics are alike."""
@@ -138,6 +152,7 @@ class SACUpdate(FusedReplayUpdate):
     """
 
     compiling_s = 18
+    _sampled: tuple[sac.Sampled, sac.Sampled] | None = None  # memory for now and next; made anew with another size
 
     def __init__(self, algorithm: Any) -> None:
         learned = [] if algorithm.ent_coef_optimizer is None else [algorithm.ent_coef_optimizer]
@@ -169,15 +184,6 @@ class SACUpdate(FusedReplayUpdate):
         if of_net is not None:
             self._targets_per_row = int(self._critics.tables[:, -1, 1].sum() - of_net * algorithm.critic.n_critics)
 
-    def _drawn(self, rows: int, actions: int) -> sac.Drawn:
-        """Return the memory of a gradient step."""
-        parameters, outputs = self._actor_sizes
-        if self._memory is None or self._memory.memory.targets.shape != (rows, self._targets_per_row):
-            shared = memory(_chunks(rows), rows, actions, self._critics, self._targets_per_row, parameters)
-            self._memory = sac.Drawn(sac.sampled(rows, actions, outputs), sac.sampled(rows, actions, outputs), shared)
-        drawn: sac.Drawn = self._memory
-        return drawn._replace(memory=_counted_anew(drawn.memory))
-
     @override
     def step(self, samples: Any, gradient_step: int) -> None:
         algorithm = self._algorithm
@@ -188,10 +194,14 @@ class SACUpdate(FusedReplayUpdate):
         actor_optimizer, critic_optimizer = self._present[:2]
         nets = self._actor, actor_optimizer, self._critics, self._targets, critic_optimizer
         settings = self._quantiles, moved, float(algorithm.tau)
-        drawn, stats = self._drawn(*shape), np.full(sac.NUM_STATS, np.nan)
+        (rows, size), (parameters, outputs) = shape, self._actor_sizes
+        if self._sampled is None or self._sampled[0].actions.shape != (rows, size):
+            self._sampled = sac.sampled(rows, size, outputs), sac.sampled(rows, size, outputs)
+        shared = self._shared(self._critics, batch.actions, self._targets_per_row, parameters)
+        drawn, stats = sac.Drawn(*self._sampled, shared), np.full(sac.NUM_STATS, np.nan)
         self._stats.append(stats)
         arguments = *nets, self._entropy, batch, noise, next_noise, *settings, drawn, stats
-        in_threads(lambda *thread: sac.update(*arguments, *thread), self._threads(drawn.memory, self._actor_sizes[0]))
+        in_threads(lambda *thread: sac.update(*arguments, *thread), self._threads(shared, parameters))
 
     @override
     def recorded(self) -> dict[str, float]:
@@ -217,16 +227,6 @@ def _sizes(net: Net, heads: int = 0) -> int:
     """Return the number of parameters of a net, and of `heads` linear outputs on top of it."""
     inputs, outputs = net.table[:, 0], net.table[:, 1]
     return int(((inputs + 1) * outputs).sum() + heads * (outputs[-1] + 1))
-
-
-def _chunks(rows: int) -> int:
-    """Return into how many chunks the rows of a minibatch are divided."""
-    return max(1, min(MOST_CHUNKS, rows // CHUNK_ROWS))
-
-
-def _counted_anew(shared: Memory) -> Memory:
-    """Return the memory of one more gradient step: a thread that comes late for another one finds that one done."""
-    return shared._replace(counters=counters(shared.notes.shape[1]))
 
 
 class TD3Update(FusedReplayUpdate):
@@ -260,10 +260,8 @@ class TD3Update(FusedReplayUpdate):
         smoothing, tau = td3.Smoothing(noise, float(algorithm.target_noise_clip)), float(algorithm.tau)
         actor_optimizer, critic_optimizer = self._present
         nets = self._actor, self._actor_target, actor_optimizer, self._critics, self._targets, critic_optimizer
-        (rows, actions), parameters = batch.actions.shape, _sizes(self._actor)
-        if self._memory is None or len(self._memory.targets) != rows:
-            self._memory = memory(_chunks(rows), rows, actions, self._critics, 1, parameters)
-        shared, stats = _counted_anew(self._memory), np.full(td3.NUM_STATS, np.nan)
+        shared = self._shared(self._critics, batch.actions, 1, parameters := _sizes(self._actor))
+        stats = np.full(td3.NUM_STATS, np.nan)
         self._stats.append(stats)
         arguments = *nets, batch, smoothing, self._with_actor[-1], self._moved, tau, shared, stats
         in_threads(lambda *thread: td3.update(*arguments, *thread), self._threads(shared, parameters))
