@@ -36,10 +36,11 @@ from marl_sb3.core.on_policy.sequences import (
 from marl_sb3.core.sb3.inference import States
 from marl_sb3.core.sb3.private import calls_lstm_as_sb3
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.fast.coverage import PathStillValid, first_reason, memory_coverage, sequence_coverage
+from marl_sb3.extensions.fast.coverage import PathStillValid, first_reason, memory_coverage
 from marl_sb3.extensions.fast.dueling import dueling_layers, take_plain, with_arguments_of_base, with_kin
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts
-from marl_sb3.extensions.fast.hybrid_masks import HybridMaskablePolicy, HybridMaskedActions, joined_masks
+from marl_sb3.extensions.fast.hybrid import with_mixin
+from marl_sb3.extensions.fast.hybrid_masks import HybridMaskablePolicy, HybridMaskedActions, JoinedMasks
 from marl_sb3.extensions.fast.joined_actions import JoinedActions
 from marl_sb3.extensions.fast.masked_q import MaskedQLearning
 from marl_sb3.extensions.fast.memory_cells import MEMORY_POLICIES
@@ -72,7 +73,7 @@ class MaskablePPO(FusedOnPolicy, sb3_contrib.MaskablePPO, HybridMaskedActions):
         if isinstance(self.action_space, JoinedActions):
             is_dict = isinstance(self.observation_space, spaces.Dict)
             stock = MaskableDictRolloutBuffer if is_dict else MaskableRolloutBuffer
-            self.rollout_buffer_class = joined_masks(self.rollout_buffer_class or stock)
+            self.rollout_buffer_class = with_mixin(self.rollout_buffer_class or stock, JoinedMasks, "Joined")
         super()._setup_model()
 
     @override
@@ -121,7 +122,8 @@ class RecurrentPPO(FusedOnPolicy, FusedRollouts, sb3_contrib.RecurrentPPO):
         )
         if reason is not None:
             return reason
-        for covered in (sequence_coverage(self), memory_coverage(self)):
+        for trains in (True, False):
+            covered = memory_coverage(self, trains=trains)
             if isinstance(covered, PathStillValid) and covered.why_not() is None:
                 return covered
         return PathStillValid(self, [], settings=[(self, ["rollout_buffer"])])
@@ -129,7 +131,7 @@ class RecurrentPPO(FusedOnPolicy, FusedRollouts, sb3_contrib.RecurrentPPO):
     @override
     def path_and_reason(self) -> tuple[str, str]:
         path, reason = super().path_and_reason()
-        covered = sequence_coverage(self)
+        covered = memory_coverage(self, trains=True)
         why_not = covered if isinstance(covered, str) else covered.why_not()
         return (path, why_not) if path == "fused" and why_not else (path, reason)
 

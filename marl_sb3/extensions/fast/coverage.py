@@ -362,33 +362,19 @@ _BUFFERS = (
 )
 
 
-def update_coverage(algorithm: Any) -> PathStillValid | str:
-    """Return the checks for training this PPO, A2C or MaskablePPO by kernels, or why that is impossible."""
+def actor_critic_coverage(algorithm: Any, *, trains: bool) -> PathStillValid | str:
+    """Return the checks for acting by kernels for this PPO, A2C, TRPO or MaskablePPO, or why that is impossible.
+
+    Args:
+        trains: whether they train it, too.
+    """
     buffer = type(algorithm.rollout_buffer)
-    others = {
+    of_training = {
         "imitation_data": algorithm.has_more_losses,
         f"rollout buffer {buffer.__name__}": place_of(buffer) not in _BUFFERS,
     }
-    if (reason := _why_not_actor_critic(algorithm) or first_reason(others)) is not None:
-        return reason
-    return _valid_for_actor_critic(algorithm, trains=True)
-
-
-def acting_coverage(algorithm: Any) -> PathStillValid | str:
-    """Return the checks for acting by kernels where PyTorch trains, or why that is impossible."""
-    return _why_not_actor_critic(algorithm) or _valid_for_actor_critic(algorithm)
-
-
-def sequence_coverage(algorithm: Any) -> PathStillValid | str:
-    """Return the checks for acting and training by kernels for this RecurrentPPO, or why that is impossible."""
-    acting = memory_coverage(algorithm)
-    if isinstance(acting, str):
-        return acting
-    policy, lstm = algorithm.policy, algorithm.policy.lstm_actor
-    reason = first_reason(
-        {"imitation_data": algorithm.has_more_losses, "dropout": lstm.dropout and lstm.num_layers > 1}
-    )
-    return reason or _valid_for_actor_critic(algorithm, _lstm_weights(policy), trains=True)
+    reason = _why_not_actor_critic(algorithm) or (first_reason(of_training) if trains else None)
+    return reason or _valid_for_actor_critic(algorithm, trains=trains)
 
 
 def lstms_of(policy: Any) -> list[Any]:
@@ -396,13 +382,9 @@ def lstms_of(policy: Any) -> list[Any]:
     return [lstm for lstm in (policy.lstm_actor, policy.lstm_critic) if lstm is not None]
 
 
-def _lstm_weights(policy: Any) -> list[Any]:
-    return [weight for lstm in lstms_of(policy) for weight in lstm.parameters()]
-
-
-def memory_coverage(algorithm: Any) -> PathStillValid | str:
-    """Return the checks for acting by kernels in rollouts of this RecurrentPPO, or why that is impossible."""
-    policy = algorithm.policy
+def memory_coverage(algorithm: Any, *, trains: bool = False) -> PathStillValid | str:
+    """Return the same for this RecurrentPPO."""
+    policy, lstm = algorithm.policy, algorithm.policy.lstm_actor
     reason = _why_not_actor_critic(algorithm, _RECURRENT_POLICIES)
     if reason is not None:
         return reason
@@ -414,12 +396,15 @@ def memory_coverage(algorithm: Any) -> PathStillValid | str:
                 for each in lstms_of(policy)
             ),
             "a critic of another kind": policy.critic is not None and type(policy.critic) is not nn.Linear,
+            "imitation_data": trains and algorithm.has_more_losses,
+            "dropout": trains and getattr(lstm, "dropout", 0) and lstm.num_layers > 1,
         }
     )
-    return reason or _valid_for_actor_critic(algorithm, _lstm_weights(policy))
+    weights = [weight for each in lstms_of(policy) for weight in each.parameters()]
+    return reason or _valid_for_actor_critic(algorithm, weights, trains=trains)
 
 
-def _valid_for_actor_critic(algorithm: Any, others: Sequence[Any] = (), *, trains: bool = False) -> PathStillValid:
+def _valid_for_actor_critic(algorithm: Any, others: Sequence[Any] = (), *, trains: bool) -> PathStillValid:
     policy = algorithm.policy
     extractor = policy.mlp_extractor
     modules = [*extractor.policy_net, policy.action_net, *extractor.value_net, policy.value_net]

@@ -22,7 +22,7 @@ from marl_sb3.core.sb3.private import has_step_hook
 from marl_sb3.core.sb3.tensors import count_steps
 from marl_sb3.doors import Engine
 from marl_sb3.errors import NumericError
-from marl_sb3.extensions.fast.coverage import PathStillValid, acting_coverage, update_coverage
+from marl_sb3.extensions.fast.coverage import PathStillValid, actor_critic_coverage
 from marl_sb3.extensions.fast.hybrid import HybridActions
 from marl_sb3.extensions.fast.update_path import FUSED_UPDATE, TwoPaths
 from marl_sb3.output import print_text
@@ -42,7 +42,7 @@ class FusedActing(TwoPaths, HybridActions):
 
     @override
     def coverage(self) -> PathStillValid | str:
-        return acting_coverage(self)
+        return actor_critic_coverage(self, trains=False)
 
     def _in_kernels_form(self, validity: PathStillValid) -> FusedPolicy:
         from marl_sb3.extensions.fast.fused_policy import FusedPolicy
@@ -76,7 +76,7 @@ class FusedOnPolicy(FusedActing):
 
     @override
     def coverage(self) -> PathStillValid | str:
-        return update_coverage(self)
+        return actor_critic_coverage(self, trains=True)
 
     @override
     def prepare_engine(self, policy_id: str, update_path: str, *, has_more_losses: bool) -> Engine | None:
@@ -235,10 +235,8 @@ class FusedRollouts(FusedActing):
         assert isinstance(observations, np.ndarray), "the kernels take no Dict observations"
         assert self._last_episode_starts is not None
         inputs = self._inputs(known, observations, self._last_episode_starts)
-        in_bounds, states, actions, values, log_probs = policy.act(inputs)
-        assert actions is not None
-        assert values is not None
-        assert log_probs is not None
+        decision: Any = policy.act(inputs)
+        in_bounds, states, actions, values, log_probs = decision
         new_obs, rewards, dones, infos = known["env"].step(in_bounds)
         self.num_timesteps += known["env"].num_envs
         known |= {

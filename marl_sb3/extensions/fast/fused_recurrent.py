@@ -62,24 +62,22 @@ class FusedRecurrentPolicy(FusedPolicy):
     @override
     def act(self, inputs: PolicyInputs) -> tuple[Array, FloatArray, FloatArray, States]:
         seen = self.inputs(inputs.observations)
-        of_actor = self._remember(0, seen, inputs.starts, inputs.states[:2])
-        of_critic = of_actor if len(self.lstm_tables) == 1 else self._critics_states(seen, inputs)
+        of_actor = self._remember(0, seen, inputs)
+        of_critic = of_actor if len(self.lstm_tables) == 1 else self._remember(1, seen, inputs)
         outputs, values = self._outputs(0, of_actor[0][-1]), self._values(seen, of_critic)
         return *self._sample(outputs, values, inputs.masks), (*of_actor, *of_critic)
 
     @override
     def values(self, inputs: PolicyInputs) -> FloatArray:
         seen = self.inputs(inputs.observations)
-        states = inputs.states[2:] if len(self.nets.trunk.table) else self._critics_states(seen, inputs)
+        states = inputs.states[2:] if len(self.nets.trunk.table) else self._remember(1, seen, inputs)
         return self._values(seen, states).reshape(-1).copy()
 
-    def _critics_states(self, seen: Inputs, inputs: PolicyInputs) -> States:
-        return self._remember(len(self.lstm_tables) - 1, seen, inputs.starts, inputs.states[2:])
-
-    def _remember(self, which: int, inputs: Inputs, starts: BoolArray, states: States) -> States:
-        """Return hidden and cell state of an LSTM after a step, (layers, rows, size) each."""
-        hidden, cell = (np.ascontiguousarray(state) for state in states)
-        return lstm_kernel.lstm_step(self.lstm_tables[which], inputs, starts, hidden, cell)
+    def _remember(self, which: int, seen: Inputs, inputs: PolicyInputs) -> States:
+        """Return the states of actor (0) or critic (1), who may share an LSTM, after a step: (layers, rows, size)."""
+        hidden, cell = (np.ascontiguousarray(state) for state in inputs.states[2 * which : 2 * which + 2])
+        table = self.lstm_tables[min(which, len(self.lstm_tables) - 1)]
+        return lstm_kernel.lstm_step(table, seen, inputs.starts, hidden, cell)
 
     def _values(self, seen: Inputs, states: States) -> FloatArray:
         """Return values, (rows, 1), of observations for the latest states of the critic's LSTM, if it has one."""

@@ -175,11 +175,15 @@ class HybridPolicy(_ActorCritic):
 
 
 @functools.cache
-def hybrid_policy(policy_class: type, mixin: type) -> type:
-    """Return a subclass of an SB3 policy, with this mixin, that acts in `JoinedActions`; itself if it does so."""
-    if issubclass(policy_class, mixin):
-        return policy_class
-    return type(f"Hybrid{policy_class.__name__}", (mixin, policy_class), {"__doc__": mixin.__doc__})
+def with_mixin(stock: type[Any], mixin: type, prefix: str) -> type[Any]:
+    """Return the subclass, with a mixin for `JoinedActions`, of a class of SB3; itself if it has the mixin.
+
+    Args:
+        prefix: of its name.
+    """
+    if issubclass(stock, mixin):
+        return stock
+    return type(prefix + stock.__name__, (mixin, stock), {"__doc__": mixin.__doc__})
 
 
 # --- Envs of `learn` -------------------------------------------------------------------------------------------------
@@ -230,7 +234,7 @@ class HybridActions(OnPolicyAlgorithm):
             if self.use_sde:
                 words = f"use_sde is True, and the action space is {self.action_space}"
                 raise ConfigError(f"{words}; accepted for actions of several parts: False", key="use_sde")
-            self.policy_class = hybrid_policy(self.policy_class, self.hybrid_mixin)
+            self.policy_class = with_mixin(self.policy_class, self.hybrid_mixin, "Hybrid")
         super()._setup_model()
 
     def predict_arrays(self, observation: Any, *more: Any, **settings: Any) -> tuple[Array, Any]:

@@ -5,7 +5,6 @@ Imported only where MaskablePPO is used, with sb3-contrib.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch as th
@@ -73,7 +72,7 @@ class HybridMaskablePolicy(_Maskable):
         return self.action_dist.proba_distribution(self.action_net(latent_pi), getattr(self, "log_std", None))
 
 
-class _JoinedMasks(_Buffer):
+class JoinedMasks(_Buffer):
     """A mixin in front of sb3-contrib's buffer: its masks are those of the choices of `JoinedActions`."""
 
     @override
@@ -85,14 +84,6 @@ class _JoinedMasks(_Buffer):
         finally:
             self.action_space = space
         self.actions = self.actions.astype(space.dtype, copy=False)  # made for whole numbers
-
-
-@functools.cache
-def joined_masks(buffer_class: type[Any]) -> type[Any]:
-    """Return a subclass of a rollout buffer of sb3-contrib, for `JoinedActions`; itself if it is one."""
-    if issubclass(buffer_class, _JoinedMasks):
-        return buffer_class
-    return type(f"Joined{buffer_class.__name__}", (_JoinedMasks, buffer_class), {"__doc__": _JoinedMasks.__doc__})
 
 
 class HybridMaskedActions(OnPolicyAlgorithm):

@@ -83,11 +83,8 @@ class PPO(FusedOnPolicy, FusedRollouts, stable_baselines3.PPO):
     def _train_torch(self) -> None:
         """Update by SB3's own `train`, and note what it does not record of its minibatches."""
         policy: Any = self.policy
-        draw, evaluate, parameters = (
-            minibatches_on(self.device, self.rollout_buffer),
-            policy.evaluate_actions,
-            policy.parameters,
-        )
+        draw = minibatches_on(self.device, self.rollout_buffer)
+        evaluate, parameters = policy.evaluate_actions, policy.parameters
         found: dict[str, list[th.Tensor]] = {"gradients_global_norm": [], "vf_loss_unclipped": []}
         latest: list[Any] = [None]
         is_evaluated = [False]  # whether the policy has evaluated the minibatch, whose gradients are clipped next
