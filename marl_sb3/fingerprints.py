@@ -78,7 +78,7 @@ def _parts_of_object(value: Any, seen: _Seen) -> Iterator[str]:
         for item in sorted(items, key=repr) if isinstance(value, Set) else items:
             yield from each(item)
     elif isinstance(value, Dispatcher):
-        yield repr(sorted(value.targetoptions.items(), key=repr))
+        yield from each(sorted(value.targetoptions.items()))  # a set of them is sorted, too
         yield from each(value.py_func)
     elif isinstance(value, Intrinsic):
         yield from each(value._defn)
