@@ -160,7 +160,7 @@ def html_report(study: TuneStudy) -> Path:
         page.add("Finalists", note("None: the best trials were not trained again beside the preset."))
     else:
         page.add("Finalists", note(text), table(race_rows(race), HEADER))
-    for title, text, figures in draw_all(trials, study.search.objectives()[0].mode, number, value_of):
+    for title, text, figures in draw_all(trials, study.search.objectives()[0].mode, number):
         page.add(title, note(text), page.beside(figures))
     if study.search.is_population:
         text = "Each time that a member copied another one, and what it changed then; copies.csv has it for programs."

@@ -27,7 +27,7 @@ from marl_sb3.tools.tuning import trial as key
 from marl_sb3.tools.tuning.queue import TrialQueue, count
 from marl_sb3.tools.tuning.search import Search
 from marl_sb3.tools.tuning.storage import damage_named, open_storage
-from marl_sb3.tools.tuning.trial import header, row, run_folder, value_of
+from marl_sb3.tools.tuning.trial import header, lineage, row, run_folder, value_of
 
 _MOST_SHOWN = 10  # trials in a notebook
 _SEARCH = "search"  # the study attribute that holds the search, in the study's storage
@@ -224,18 +224,11 @@ class TuneStudy:
         # It was trained on another machine.
         return resolved(self.search.trial_config(self.space.settings(trial.params), trial.user_attrs[key.SEED]))
 
-    def lineage(self, trial: FrozenTrial) -> list[FrozenTrial]:
-        """The trials that the run of a trial went through, oldest first: more than one in a population."""
-        found = [trial]
-        trials = self.trials if key.PARENT in trial.user_attrs else []
-        while (parent := found[0].user_attrs.get(key.PARENT)) is not None:
-            found.insert(0, trials[parent])
-        return found
-
     def settings_of(self, trial: FrozenTrial) -> dict[str, Any]:
         """The settings of a trial by key, as after `--set`; of a member that has changed its, with `extensions`."""
         settings, phases = self.space.settings(trial.params), []
-        changed = [(each, after) for each, after in pairwise(self.lineage(trial)) if each.params != after.params]
+        members = lineage(trial, self.trials if key.PARENT in trial.user_attrs else ())
+        changed = [(each, after) for each, after in pairwise(members) if each.params != after.params]
         n_timesteps = self.search.config({}, n_timesteps=self.search.timesteps).n_timesteps if changed else 0
         for each, _ in changed:
             own = self.space.settings(each.params)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -140,6 +140,14 @@ def row(search: Search, trial: FrozenTrial, parameter: Callable[[Parameter, Any]
         checkpoint.as_posix() if checkpoint else None,
         stored_text(trial, ERROR),
     ]
+
+
+def lineage(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The trials that the run of one of `trials` went through, oldest first: more than one in a population."""
+    found = [trial]
+    while (parent := found[0].user_attrs.get(PARENT)) is not None:
+        found.insert(0, trials[parent])
+    return found
 
 
 def run_folder(number: int) -> Path:
