@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -169,60 +168,31 @@ def copy_run(source: Path, target: Path, env: str) -> None:
 # --- Who copied whom --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Copy:
-    """That a member has copied another one."""
+def copies_table(study: TuneStudy) -> tuple[list[str], list[list[Any]]]:
+    """The head and the rows of `copies.csv`: all copies so far by trials that were started, in their order.
 
-    trial: FrozenTrial  # of the member, after that
-    left: FrozenTrial  # of the member, before that
-    source: FrozenTrial  # of the other one, which was copied
-
-    @property
-    def env_steps(self) -> int | None:
-        """After how many env steps of the training."""
-        return self.source.user_attrs.get(key.ENV_STEPS)
-
-    def changes(self, space: Space) -> dict[str, tuple[Any, Any]]:
-        """The settings that were copied and then changed, by name: the value that was copied, and the new one."""
-        old, new = space.settings(self.source.params), space.settings(self.trial.params)
-        return {name: (old[name], new[name]) for name in new if name in old and old[name] != new[name]}
-
-
-def copies(study: TuneStudy) -> list[Copy]:
-    """All copies so far, in their order; of trials that were started."""
-    known, trials = latest(study), study.trials
-    return [
-        Copy(trial, known[generation - 1, member], trials[trial.user_attrs[key.PARENT]])
-        for (generation, member), trial in sorted(known.items())
-        if key.COPIED in trial.user_attrs and trial.state != TrialState.WAITING
-    ]
+    The last columns are two for each parameter: the value that was copied, and what it was changed to.
+    """
+    names = [parameter.name for parameter in study.space.parameters]
+    head = ["env_steps", "generation", "member", "copied", "trial", "copied_trial", "value", "copied_value"]
+    known, trials, rows = latest(study), study.trials, []
+    for (generation, member), trial in sorted(known.items()):
+        if key.COPIED not in trial.user_attrs or trial.state == TrialState.WAITING:
+            continue
+        left, source = known[generation - 1, member], trials[trial.user_attrs[key.PARENT]]
+        places = [generation, member, source.user_attrs[key.MEMBER], trial.number, source.number]
+        values = [key.rounded(value_of(each)) for each in (left, source)]
+        old, new = (study.space.settings(each.params) for each in (source, trial))
+        pairs = [key.value_text(of_one[name]) if name in of_one else None for name in names for of_one in (old, new)]
+        rows.append([source.user_attrs.get(key.ENV_STEPS), *places, *values, *pairs])
+    return [*head, *(f"{part}{name}" for name in names for part in ("copied_", ""))], rows
 
 
 def copies_in_words(study: TuneStudy) -> tuple[list[str], list[list[Any]]]:
     """The head and the rows of a table for people: `copies_table`, with what has changed in one column."""
     rows = []
-    for each in copies(study):
-        members = [trial.user_attrs[key.MEMBER] for trial in (each.trial, each.source)]
-        values = [key.rounded(value_of(trial)) for trial in (each.left, each.source)]
-        words = ", ".join(
-            f"{name} {' to '.join(key.value_text(key.rounded(value, 4)) for value in pair)}"
-            for name, pair in each.changes(study.space).items()
-        )
-        rows.append([each.env_steps, *members, *values, words])
+    for env_steps, _, member, copied, _, _, value, copied_value, *pairs in copies_table(study)[1]:
+        changes = zip(study.space.parameters, pairs[::2], pairs[1::2], strict=True)
+        words = [f"{parameter.name} {old} to {new}" for parameter, old, new in changes if old not in (None, new)]
+        rows.append([env_steps, member, copied, value, copied_value, ", ".join(words)])
     return ["env steps", "member", "copied", "its value before", "value of the other", "changed then"], rows
-
-
-def copies_table(study: TuneStudy) -> tuple[list[str], list[list[Any]]]:
-    """The head and the rows of `copies.csv`; of each parameter the value that was copied, and the new one."""
-    names = [parameter.name for parameter in study.space.parameters]
-    head = ["env_steps", "generation", "member", "copied", "trial", "copied_trial", "value", "copied_value"]
-    rows = []
-    for each in copies(study):
-        of_copy = [each.env_steps, each.trial.user_attrs[key.GENERATION]]
-        of_copy += [trial.user_attrs[key.MEMBER] for trial in (each.trial, each.source)]
-        of_copy += [each.trial.number, each.source.number]
-        values = [key.rounded(value_of(trial)) for trial in (each.left, each.source)]
-        old, new = (study.space.settings(trial.params) for trial in (each.source, each.trial))
-        pairs = [key.value_text(of_one[name]) if name in of_one else None for name in names for of_one in (old, new)]
-        rows.append([*of_copy, *values, *pairs])
-    return [*head, *(f"{part}{name}" for name in names for part in ("copied_", ""))], rows

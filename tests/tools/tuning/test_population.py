@@ -24,7 +24,7 @@ from marl_sb3.extensions.remote.ray import RaySettings
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.settings import load_config
 from marl_sb3.tools.tuning.api import prepare_study
-from marl_sb3.tools.tuning.population import copies, copy_run, enqueue_generation, exploit, explore, latest
+from marl_sb3.tools.tuning.population import copies_table, copy_run, enqueue_generation, exploit, explore, latest
 from marl_sb3.tools.tuning.queue import IN_PROCESS
 from marl_sb3.tools.tuning.report import write_files
 from marl_sb3.tools.tuning.space import Parameter, parse_space
@@ -181,7 +181,7 @@ def test_the_same_seed_finds_the_same_and_kills_lose_no_member_and_repeat_no_gen
     whole, study = (prepare_study(**POPULATION, seed=3, study=name) for name in ("whole", "killed"))
     train_all(whole)
     assert [place for place, *_ in outcome(whole)] == [(g, m) for g in range(3) for m in range(4)]
-    assert len(copies(whole)) == 2  # one of four in each generation
+    assert len(copies_table(whole)[1]) == 2  # one of four in each generation
     assert (whole.n_done(), len(whole.completed())) == (12, 4)
     for generation in range(3):
         with monkeypatch.context() as patch:
@@ -296,10 +296,9 @@ def test_who_copied_whom_is_a_table(study: TuneStudy) -> None:
         assert f"<h2>{heading}</h2>" in page
     assert "Not drawn" not in page
     assert "the run of the best member" in page
-    (first, _) = copies(study)
-    changes = first.changes(study.space)
-    assert set(changes) == {"batch_size", "learning_rate", "gamma"}
-    assert f"batch_size {changes['batch_size'][0]} to {changes['batch_size'][1]}, " in page
+    changed = {name for name in ("batch_size", "learning_rate", "gamma") if rows[0][name] != rows[0][f"copied_{name}"]}
+    assert changed == {"batch_size", "learning_rate", "gamma"}
+    assert f"batch_size {rows[0]['copied_batch_size']} to {rows[0]['batch_size']}, " in page
 
 
 def test_a_population_is_shown_by_its_members(study: TuneStudy) -> None:
