@@ -70,15 +70,13 @@ class Claims:
 
     def may_claim(self, training: Training) -> bool:
         """Whether nobody who is alive has claimed it."""
-        return self._may_follow(_newest(training), training)
-
-    def _may_follow(self, newest: Path | None, training: Training) -> bool:
+        newest = _newest(training)
         return newest is None or self._is_stale(newest, training.folder)
 
     def claim(self, training: Training) -> Path | None:
         """Claim a training; None if somebody else has it, it has ended, or its processes have died too often."""
         newest = _newest(training)  # looked up once: a claim that is made from now on is not ours to follow
-        if not training.is_open or not self._may_follow(newest, training):
+        if not training.is_open or (newest is not None and not self._is_stale(newest, training.folder)):
             return None
         number = 1 if newest is None else _number(newest) + 1
         if newest is not None and number > MOST_CLAIMS:
@@ -319,15 +317,16 @@ def evaluated(
         return {"deterministic": plan.deterministic, "metrics": metrics, "episodes": episodes}
     metrics = {}
     for who in against:
-        play = _random_seats if at_random else play_seats
-        played = play(policies, env, who, **options)
+        if at_random:  # in each seat
+            players = {
+                seat: {agent: RANDOM if agent in seat else who for agent in env.agents}
+                for seat in seats_of(env.agents, None)
+            }
+            games = {
+                seat: play_episodes(policies, env, acting=(), against=players[seat], **options) for seat in players
+            }
+            played = SeatEvaluations(who, games)
+        else:
+            played = play_seats(policies, env, who, **options)
         metrics |= flatten({who: played.metrics()})
     return {"deterministic": plan.deterministic, "metrics": metrics, "episodes": {}}
-
-
-def _random_seats(policies: PolicyBundle, env: MultiAgentVecEnv, who: str, **options: Any) -> SeatEvaluations:
-    """Let a random agent play in each seat against an opponent."""
-    seats = seats_of(env.agents, None)
-    players = {seat: {agent: RANDOM if agent in seat else who for agent in env.agents} for seat in seats}
-    played = {seat: play_episodes(policies, env, acting=(), against=players[seat], **options) for seat in seats}
-    return SeatEvaluations(who, played)

@@ -90,7 +90,8 @@ def examine(
     from marl_sb3.tools.examining.probes import examine_here  # takes seconds: other processes do this otherwise
 
     told = PartialReport()
-    examine_here(EnvUnderTest(job, _wrapped(job, factory or env_factory(job.env))), told.take)
+    wrapped = wrapping_factory(factory or env_factory(job.env), named_wrappers(job.env_wrapper))
+    examine_here(EnvUnderTest(job, wrapped), told.take)
     return Report.of(job.env, job.seed, told.findings, told.facts)
 
 
@@ -201,17 +202,13 @@ def _finding(check_id: str, seen: Seen) -> Finding:
     return Finding.of(next(check for check in CHECKS if check.id == check_id), [seen])
 
 
-def _wrapped(job: Job, factory: EnvFactory) -> EnvFactory:
-    return wrapping_factory(factory, named_wrappers(job.env_wrapper))
-
-
 def _examine(link: Link, job: Job) -> None:
     """Play in this process. Each finding is sent at once: the env may end the process."""
     from marl_sb3.tools.examining.probes import examine_here  # before the import of the env, which has a time limit
 
     link.write_to(link.descriptors[0])
     link.heartbeat.enter("the import of the env||")
-    factory = _wrapped(job, _factories.get(job.env) or env_factory(job.env))
-    subject = EnvUnderTest(job, factory, link.heartbeat)
+    factory = _factories.get(job.env) or env_factory(job.env)
+    subject = EnvUnderTest(job, wrapping_factory(factory, named_wrappers(job.env_wrapper)), link.heartbeat)
     examine_here(subject, link.tell)
     subject.rest()

@@ -40,7 +40,11 @@ def replay_episodes(subject: EnvUnderTest) -> None:
         if not is_masked:  # else masks might forbid the actions of the second half
             evidence.detours = list(_with_other_actions(subject, player, detour=True))
     if isinstance(player.env, TurnBasedEnv):
-        _try_rewards(subject, "cumulative-rewards-kept", _without_paid)
+        _try_rewards(
+            subject,
+            "cumulative-rewards-kept",
+            lambda env: lambda: env._cumulative_rewards.update({env.agent_selection: 0}),  # of the agent that acts
+        )
         _try_rewards(subject, "old-rewards-paid", _without_old)
 
 
@@ -140,11 +144,6 @@ def _try_rewards(subject: EnvUnderTest, check: str, change: Callable[[Any], Call
                         what = f"reward {paid}; without earlier rewards it is {due}"
                         subject.evidence.report(check, episode.seen(step, what, agent))
                     return
-
-
-def _without_paid(env: Any) -> Callable[[], None]:
-    """Set the cumulative reward of the agent that acts to 0."""
-    return lambda: env._cumulative_rewards.update({env.agent_selection: 0})
 
 
 def _without_old(env: Any) -> Callable[[], None]:

@@ -45,20 +45,15 @@ def _print_finding(console: Console, finding: Finding, *, verbose: bool) -> None
     title.append(finding.title[0].upper() + finding.title[1:], style="bold")
     title.append(f"  [{finding.check}]", style="dim")
     console.print(title)
-    rows = [("seen", words) for words in _places(finding, verbose)]
+    shown = finding.seen if verbose else finding.seen[:_PLACES]
+    rows = [("seen", printable(seen)) for seen in shown]  # an env's text may hold what terminals execute
+    if rows and (more := finding.count - len(shown)):
+        rows[-1] = "seen", f"{rows[-1][1]}, and {counted(more, 'time')} more"
     _print_rows(console, [*rows, ("why", finding.why), ("do", finding.remedy)], _GAP)
     for seen in finding.seen if verbose else ():
         if seen.details:
             console.print(Text(seen.details.rstrip(), style="dim"), soft_wrap=True)
     console.print()
-
-
-def _places(finding: Finding, verbose: bool) -> Iterator[str]:
-    shown = finding.seen if verbose else finding.seen[:_PLACES]
-    more = finding.count - len(shown)
-    for seen in shown:
-        words = printable(seen)  # an env's text may hold control characters that terminals execute
-        yield f"{words}, and {counted(more, 'time')} more" if more and seen is shown[-1] else words
 
 
 def _print_rows(console: Console, rows: list[tuple[str, str]], indent: int = 0) -> None:
@@ -80,7 +75,12 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     for group in facts.get("groups", ()):
         words = one_line(f"{group['observation_space']} -> {group['action_space']}")
         yield "spaces", words if len(facts["groups"]) == 1 else f"{_names(group['agents'])}: {words}"
-    yield from _speeds(facts)
+    alone, together = facts.get("env_steps_per_s"), facts.get("vectorizer_env_steps_per_s")
+    if alone is not None:
+        words = f"{alone:,.0f} in one env"
+        if together is not None:
+            words += f", {together:,.0f} in {facts['vectorizer_n_envs']} envs through the vectorizer"
+        yield "env steps per s", words
     if facts.get("vectorizer"):
         policies = " and ".join(dict.fromkeys(group["policy"] for group in facts["groups"]))
         one = "one shared policy" if facts["policies"] == "shared" else "a policy for each agent"
@@ -107,15 +107,6 @@ def _episodes(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "episode length", f"mean {number(length['mean'], 1)}, {length['min']:,} to {length['max']:,}"
         span = f"{number(total['min'])} to {number(total['max'])}"
         yield "sum of returns", f"mean {number(total['mean'])}, {span}, with random actions"
-
-
-def _speeds(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    alone, together = facts.get("env_steps_per_s"), facts.get("vectorizer_env_steps_per_s")
-    if alone is not None:
-        words = f"{alone:,.0f} in one env"
-        if together is not None:
-            words += f", {together:,.0f} in {facts['vectorizer_n_envs']} envs through the vectorizer"
-        yield "env steps per s", words
 
 
 def _names(agents: list[str]) -> str:

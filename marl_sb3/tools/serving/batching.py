@@ -63,32 +63,29 @@ class Batcher(Generic[RequestT, ReplyT]):
     async def _work(self) -> None:
         try:
             while self._waiting:
-                self._work_once(self._next_batch())
+                self._work_once()
                 await asyncio.sleep(0)  # what has arrived meanwhile is read, and is the next batch
         finally:
             self._working = None
 
-    def _next_batch(self) -> list[tuple[RequestT, asyncio.Future[ReplyT]]]:
+    def _work_once(self) -> None:
+        """Answer the next batch."""
         batch, rows = [], 0
         while self._waiting and rows < self._max_rows:
             asked, future = self._waiting.popleft()
             if not future.done():  # its client has gone
                 batch.append((asked, future))
                 rows += self._rows_of(asked)
-        return batch
-
-    def _work_once(self, batch: list[tuple[RequestT, asyncio.Future[ReplyT]]]) -> None:
         if not batch:
             return
-        asked, begun_s = [request for request, _ in batch], time.perf_counter()
-        answers: Sequence[Any]
+        begun_s, answers = time.perf_counter(), list[Any]()
         try:
-            answers = self._answer(asked)
+            answers += self._answer([request for request, _ in batch])
         except Exception as error:
             answers = [error] * len(batch)
         self._seconds.observe(time.perf_counter() - begun_s)
         self._sizes.observe(len(batch))
-        self._rows.observe(sum(map(self._rows_of, asked)))
+        self._rows.observe(rows)
         self.requests += len(batch)
         self.batches += 1
         for (_, future), answer in zip(batch, answers, strict=True):

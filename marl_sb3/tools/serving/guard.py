@@ -224,19 +224,15 @@ class Guard:
         try:
             await self._check(scope, receive, watched)
         finally:
-            route = self._route_of(scope)
+            # The path of the route with the names of its parameters, not with the values that clients choose.
+            path: str = scope["path"] if "route" not in scope else scope["route"].path  # of what came to the app
+            route = path if path in self._paths else OTHER_ROUTE
             if is_http:
                 self._metrics.in_flight -= 1
                 self._metrics.answered(route, status, time.perf_counter() - begun_s)
             else:
                 self._metrics.websockets -= status == "101"
                 self._metrics.requests[route, status] += 1
-
-    def _route_of(self, scope: Scope) -> str:
-        """Return the path of the route with the names of its parameters, not with the values that clients choose."""
-        route = scope.get("route")  # of what came as far as the app
-        path: str = scope["path"] if route is None else route.path
-        return path if path in self._paths else OTHER_ROUTE
 
     async def _check(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse, or answer."""

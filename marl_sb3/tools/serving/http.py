@@ -184,7 +184,9 @@ class _Uvicorn(uvicorn.Server):
             try:
                 connection, _ = await loop.sock_accept(listening)
             except OSError as error:  # no descriptors are left, most likely
-                self._warn(f"a connection is not accepted: {error}")
+                if time.monotonic() - self._warned_s >= 1:  # at most once a second
+                    self._warned_s = time.monotonic()
+                    _log.warning("a connection is not accepted: %s", error)
                 self._drop_oldest_silent()
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
@@ -236,13 +238,6 @@ class _Uvicorn(uvicorn.Server):
         with connection, suppress(OSError):
             if self.config.ssl is None:
                 connection.send(_refusal(503, f"all {self.limits.connections} connections are in use"))
-
-    def _warn(self, message: str) -> None:
-        """Log a message, at most once a second."""
-        now_s = time.monotonic()
-        if now_s - self._warned_s >= 1:
-            self._warned_s = now_s
-            _log.warning(message)
 
     def end(self, number: int, _: Any = None) -> None:
         """End after the requests in flight, after SIGTERM not before `drain_s`; the second signal ends at once."""

@@ -83,7 +83,10 @@ class _Reader:
         if isinstance(space, spaces.Dict):
             return self._read_dict(space, plain, key)
         if isinstance(space, spaces.Tuple):
-            return self._read_tuple(space, plain, key)
+            if not isinstance(plain, (list, tuple)) or len(plain) != len(space.spaces):
+                raise SpaceError(self._where, key, _shown(plain), f"a list of {len(space.spaces)} parts")
+            parts = enumerate(zip(space.spaces, plain, strict=True))
+            return tuple(self.read(part, value, f"{key}[{index}]") for index, (part, value) in parts)
         if isinstance(space, spaces.Box):
             return self._read_box(space, plain, key)
         low, high = _integer_bounds(space)
@@ -108,14 +111,6 @@ class _Reader:
             name: self.read(space.spaces[name], plain[text], f"{key}.{text}" if key else text)
             for text, name in by_text.items()
         }
-
-    def _read_tuple(self, space: Any, plain: Any, key: str) -> tuple[Any, ...]:
-        if not isinstance(plain, (list, tuple)) or len(plain) != len(space.spaces):
-            raise SpaceError(self._where, key, _shown(plain), f"a list of {len(space.spaces)} parts")
-        return tuple(
-            self.read(part, value, f"{key}[{index}]")
-            for index, (part, value) in enumerate(zip(space.spaces, plain, strict=True))
-        )
 
     def _read_box(self, space: spaces.Box, plain: Any, key: str) -> Array:
         dtype: Any = np.dtype(space.dtype)

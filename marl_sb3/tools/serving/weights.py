@@ -58,7 +58,11 @@ def unpack_weights(data: bytes, sha256: str, device: str = "cpu") -> PolicyBundl
     """
     if hashlib.sha256(data).hexdigest() != sha256:
         raise CheckpointError("the weights are damaged: their SHA-256 is not the one that the server gave")
-    metadata = _metadata(data)
+    length = int.from_bytes(data[:8], "little")  # of the header of a safetensors file, which is JSON
+    if len(data) < 8 or length > min(len(data) - 8, _MAX_HEADER_BYTES):
+        raise CheckpointError("the weights are no safetensors file: their header is not complete")
+    what = "the header of the weights"
+    metadata = StateReader(parse_json(what, data[8 : 8 + length]), what).fields("__metadata__")
     if metadata.string("format") != FORMAT:
         raise metadata.error("format", metadata.value("format"), FORMAT)
     try:
@@ -75,12 +79,3 @@ def unpack_weights(data: bytes, sha256: str, device: str = "cpu") -> PolicyBundl
     of_policies = {name: TensorFile(name, arrays) for name, arrays in files.items()}
     found = Checkpoint(Path(metadata.string("checkpoint")), StateReader({}, "about"), state, of_policies)
     return read_bundle(found, device=device)
-
-
-def _metadata(data: bytes) -> StateReader:
-    """Read the header of a safetensors file: 8 bytes with its length, then JSON."""
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > min(len(data) - 8, _MAX_HEADER_BYTES):
-        raise CheckpointError("the weights are no safetensors file: their header is not complete")
-    header = StateReader(parse_json("the header of the weights", data[8 : 8 + length]), "the header of the weights")
-    return header.fields("__metadata__")

@@ -169,9 +169,11 @@ def copy_run(source: Path, target: Path, env: str) -> None:
 
 
 def copies_table(study: TuneStudy) -> tuple[list[str], list[list[Any]]]:
-    """The head and the rows of `copies.csv`: all copies so far by trials that were started, in their order.
+    """The head and the rows of `copies.csv`: a row for each copy that a member has made so far, in their order.
 
-    The last columns are two for each parameter: the value that was copied, and what it was changed to.
+    Its columns: after how many env steps; in which generation which member copied whom; the numbers of the trial that
+    went on so, and of the one it went on from; the value that the member had, and that of the one it copied; of each
+    parameter the value that was copied, and what it was changed to.
     """
     names = [parameter.name for parameter in study.space.parameters]
     head = ["env_steps", "generation", "member", "copied", "trial", "copied_trial", "value", "copied_value"]

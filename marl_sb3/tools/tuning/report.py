@@ -50,12 +50,15 @@ def write_files(study: TuneStudy) -> list[Path]:
     Returns:
         The paths of the files.
     """
-    paths = [trials_csv(study), copies_csv(study), confirm_csv(study), *best_files(study)]
+    paths = [trials_csv(study)]
+    if study.search.is_population:
+        paths.append(_write_csv(study.folder / "copies.csv", *copies_table(study)))
+    paths += [*confirm_csv(study), *best_files(study)]
     try:
         paths.append(html_report(study))
     except ConfigError as error:
         _log.warning("no report.html: %s", error)
-    return [path for path in paths if path is not None]
+    return paths
 
 
 def trials_csv(study: TuneStudy) -> Path:
@@ -64,18 +67,8 @@ def trials_csv(study: TuneStudy) -> Path:
     return _write_csv(study.folder / "trials.csv", header(study.search), rows)
 
 
-def copies_csv(study: TuneStudy) -> Path | None:
-    """Write `copies.csv`: a row for each copy that a member of a population has made. None without a population.
-
-    Its columns: after how many env steps; which member copied whom, in which generation; the numbers of the trial that
-    went on so, and of the one it went on from; the value that the member had, and that of the one it copied; of each
-    parameter the value that was copied, and what it was changed to.
-    """
-    return _write_csv(study.folder / "copies.csv", *copies_table(study)) if study.search.is_population else None
-
-
-def confirm_csv(study: TuneStudy) -> Path | None:
-    """Write `confirm.csv`, a row for each training of a finalist or the preset; None if there are none."""
+def confirm_csv(study: TuneStudy) -> list[Path]:
+    """Write `confirm.csv`, a row for each training of a finalist or the preset; nothing if there are none."""
     rows = []
     for training in filter(lambda training: training.state.is_finished(), trainings(study)):
         candidate, index = (training.user_attrs[name] for name in OF_A_FINAL)
@@ -83,7 +76,7 @@ def confirm_csv(study: TuneStudy) -> Path | None:
         value, error = rounded(value_of(training)), stored_text(training, ERROR)
         rows.append([name, training.user_attrs.get(SEED), value, error, final_folder(candidate, index).as_posix()])
     head = ["candidate", "seed", "objective", "error", "folder"]
-    return _write_csv(study.folder / "confirm.csv", head, rows) if rows else None
+    return [_write_csv(study.folder / "confirm.csv", head, rows)] if rows else []
 
 
 def _write_csv(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Path:

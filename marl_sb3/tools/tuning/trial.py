@@ -105,20 +105,17 @@ def header(search: Search) -> list[str]:
     return [*before, *values, *(f"params_{name}" if name in taken else name for name in parameters), *_AFTER]
 
 
-def trained_text(parameter: Parameter, stored: Any) -> str:
-    """The value of a parameter that a trial trained with, as after `--set`: `lin_0.001` of a linear schedule."""
-    return value_text(parameter.setting(stored) if parameter.linear else stored)
-
-
-def row(search: Search, trial: FrozenTrial, parameter: Callable[[Parameter, Any], Any] = trained_text) -> list[Any]:
+def row(search: Search, trial: FrozenTrial, parameter: Callable[[Parameter, Any], Any] | None = None) -> list[Any]:
     """The values of a trial in the order of `header`; None if there is no value.
 
     Numbers but those of parameters have seven significant digits. Paths are relative to the study's folder, which may
     be moved. The value of a pruned trial is that of its last evaluation.
 
     Args:
-        parameter: converts the value of a parameter as Optuna stores it: numbers and texts, and lists as JSON.
+        parameter: converts the value of a parameter as Optuna stores it: numbers and texts, and lists as JSON. None: to
+            what the trial trained with, as after `--set`: `lin_0.001` of a linear schedule.
     """
+    text = parameter or (lambda of, stored: value_text(of.setting(stored) if of.linear else stored))
     stored = trial.user_attrs
     folder = run_folder(trial.number) if FOLDER in stored else None
     kept = not stored.get(GOES_ON)
@@ -130,7 +127,7 @@ def row(search: Search, trial: FrozenTrial, parameter: Callable[[Parameter, Any]
         trial.state.name,
         *(map(stored.get, _OF_MEMBER) if search.is_population else ()),
         *map(rounded, values),
-        *(None if each is ... else parameter(of, each) for of, each in drawn),
+        *(None if each is ... else text(of, each) for of, each in drawn),
         *map(stored.get, (SEED, ITERATIONS, ENV_STEPS)),
         *map(rounded, (stored.get(SECONDS), wall_seconds(trial), stored.get(CPU_SECONDS), stored.get(RETURN))),
         len(trial.intermediate_values),
