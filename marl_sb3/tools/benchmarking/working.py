@@ -37,7 +37,7 @@ from marl_sb3.results.result_log import last_result
 from marl_sb3.runs.building import make_envs
 from marl_sb3.runs.execution import execute
 from marl_sb3.runs.folder import RunFolder, remove_run
-from marl_sb3.runs.run import Run, SavedRun
+from marl_sb3.runs.run import SavedRun
 from marl_sb3.runs.start import prepare, resume_own
 from marl_sb3.systems import end_this_at_once
 from marl_sb3.tools.benchmarking.plan import Benchmark, Training
@@ -212,7 +212,13 @@ def work(benchmark: Benchmark, on_end: Callable[[Training], None] = lambda train
 
 def _train(training: Training) -> bool:
     """Train and evaluate; returns False if it was interrupted."""
-    run, file = _begun(training), training.beside("processor.json")
+    file, files = training.beside("processor.json"), RunFolder(training.folder)
+    if files.checkpoints.names():
+        run = resume_own(files.path, training.config)
+    else:
+        remove_run(files.path, training.config.env)  # it was ended before its first checkpoint
+        file.unlink(missing_ok=True)
+        run = prepare(training.config, files.path)
     clock = _ProcessorTime(file, run.checkpoint)
     execute(run, [clock])
     if run.interrupted:
@@ -241,16 +247,6 @@ def _train(training: Training) -> bool:
 
 def _json(content: Mapping[str, Any]) -> str:
     return json.dumps(finite_or_none(content), allow_nan=False, indent=1)
-
-
-def _begun(training: Training) -> Run:
-    """Begin a run, or go on with it."""
-    config, files = training.config, RunFolder(training.folder)
-    if not files.checkpoints.names():
-        remove_run(files.path, config.env)  # it was ended before its first checkpoint
-        training.beside("processor.json").unlink(missing_ok=True)
-        return prepare(config, files.path)
-    return resume_own(files.path, config)
 
 
 class _ProcessorTime(TrainingCallback):

@@ -195,10 +195,6 @@ class Replay:
     replayed: PlayedEpisode  # as it was played again; it is not longer
     turn: int | None = None  # the number of the last step with other actions; None: all actions were others
 
-    def both(self) -> tuple[PlayedEpisode, PlayedEpisode]:
-        """Return the episode as it was recorded, and as it was replayed."""
-        return self.recorded, self.replayed
-
     def same_length(self) -> bool:
         """Return whether both have ended, in the same step."""
         return self.recorded.is_over and self.replayed.is_over and self.recorded.length == self.replayed.length
@@ -248,11 +244,6 @@ class Evidence:
             for episode, step in self.steps()
             for agent, value in getattr(step, part).items()
         )
-
-    def render_modes(self) -> list[Any]:
-        """Return the render modes that the env's metadata name."""
-        modes = self.metadata.get("render_modes", self.metadata.get("render.modes")) or ()
-        return list(modes) if isinstance(modes, (list, tuple)) else []
 
     def all_facts(self) -> dict[str, Any]:
         """Return what was played, and what the probes measured."""

@@ -266,7 +266,9 @@ def _require_same_state(subject: EnvUnderTest, player: ProbePlayer) -> None:
 
 def render_frames(subject: EnvUnderTest) -> None:
     """Render a frame in each of the env's modes but `human`, which would open a window."""
-    modes = subject.evidence.render_modes()
+    metadata = subject.evidence.metadata
+    named = metadata.get("render_modes", metadata.get("render.modes"))
+    modes = list(named) if isinstance(named, (list, tuple)) else []
     if "rgb_array" not in modes:
         subject.evidence.report("no-film", Seen(f"render_modes are {modes!r}"))
     for mode in (str(mode) for mode in modes if mode not in (None, "human")):

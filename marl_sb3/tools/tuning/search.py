@@ -24,6 +24,7 @@ from marl_sb3.tools.tuning.storage import is_inner_database, require_own_study, 
 
 Sampler = Literal["tpe", "random", "grid", "gp", "pbt"]
 Pruner = Literal["median", "asha", "none"]
+_WHOLE_LENGTH = "n_timesteps"  # by it the user says how long a whole training is
 _EVERY = "checkpoints.every"  # of a file, it is for whole trainings
 THE_SEARCH = "the search"  # the source of settings that a configuration has only because it is a trial
 _FILE = "study.yaml"
@@ -102,11 +103,6 @@ class Search:
         return self.sampler == "pbt"
 
     @property
-    def sets_whole_length(self) -> bool:
-        """Whether the user says how long a whole training is."""
-        return "n_timesteps" in self.settings
-
-    @property
     def generations(self) -> int:
         """How many trials a member has, one after the other."""
         return self.evaluations if self.is_population else 1
@@ -167,7 +163,7 @@ class Search:
         if self.timesteps is not None and (
             self.is_population
             or "n_timesteps" not in config.sources
-            or (self.timesteps > config.n_timesteps and not self.sets_whole_length)
+            or (self.timesteps > config.n_timesteps and _WHOLE_LENGTH not in self.settings)
         ):
             config = self.config(settings, n_timesteps=self.timesteps)
         return config.changed({"seed": None, "stop": {}, **phases})
@@ -184,7 +180,7 @@ class Search:
         config = self.whole_config(settings)
         if not self.is_population:
             config = config.changed({"extensions": None})
-            if self.timesteps is not None and not self.sets_whole_length:
+            if self.timesteps is not None and _WHOLE_LENGTH not in self.settings:
                 config = config.changed({"n_timesteps": self.timesteps}, "--timesteps")
         self._require_long_enough(config, "a finalist's training")
         return self._evaluated(config, *self.fresh_seeds(seed_index))

@@ -210,7 +210,7 @@ def _page_of_several(runs: Sequence[RunData]) -> Page:
             f"{run.record.last(STEPS) or 0:,.0f}",
             run.final_return,
             len(run.problems) or None,
-            _differences_in_words(run.config),
+            ", ".join(f"{name}={own}" for name, own, _ in _differences(run.config)[0]),
         ]
         for run in runs
     ]
@@ -314,32 +314,23 @@ def _card(problem: Problem) -> Html:
 
 def _settings(config: TrainConfig) -> list[Html]:
     """The settings that differ from those of the preset, and then all."""
-    own = table(_flat(config).items())
-    try:
-        rows = _differences(config)
-    except MarlSb3Error as error:  # such as of an algorithm of the user's own
-        return [note(f"There is no preset to compare with: {error}"), own]
+    own, (rows, why_none) = table(_flat(config).items()), _differences(config)
+    if why_none:
+        return [note(f"There is no preset to compare with: {why_none}"), own]
     text = "These differ from the preset." if rows else "All settings are those of the preset."
     first = [note(text), table(rows, ["setting", "run", "preset"])] if rows else [note(text)]
     return [*first, Html(f"<details><summary>All settings</summary>{own}</details>")]
 
 
-def _differences(config: TrainConfig) -> list[tuple[str, str | None, str | None]]:
-    """The settings that differ from the preset: the name, the run's value, the preset's.
-
-    Raises:
-        MarlSb3Error: there is no preset, such as for an algorithm of the user's own.
-    """
-    own, preset = _flat(config), _flat(resolved(load_config(config.env, config.algo)))
-    names = [name for name in {**own, **preset} if name not in _NOT_COMPARED]
-    return [(name, own.get(name), preset.get(name)) for name in names if own.get(name) != preset.get(name)]
-
-
-def _differences_in_words(config: TrainConfig) -> str:
+def _differences(config: TrainConfig) -> tuple[list[tuple[str, str | None, str | None]], str]:
+    """The settings that differ from the preset: the name, the run's value, the preset's; and why there is no preset."""
+    own = _flat(config)
     try:
-        return ", ".join(f"{name}={own}" for name, own, _ in _differences(config))
-    except MarlSb3Error:
-        return ""
+        preset = _flat(resolved(load_config(config.env, config.algo)))
+    except MarlSb3Error as error:  # such as of an algorithm of the user's own
+        return [], str(error)
+    names = [name for name in {**own, **preset} if name not in _NOT_COMPARED and own.get(name) != preset.get(name)]
+    return [(name, own.get(name), preset.get(name)) for name in names], ""
 
 
 def _flat(config: TrainConfig) -> dict[str, str]:

@@ -126,7 +126,7 @@ def _offset(pair: Replay, agent: AgentID) -> float | None:
     after = both[pair.turn + 1 :]
     if len(after) < 3 or any(_seen(one, agent) != _seen(other, agent) for one, other in after):
         return None
-    one, other = (episode.rewards(agent)[: len(both) - 1] for episode in pair.both())
+    one, other = (each.rewards(agent)[: len(both) - 1] for each in (pair.recorded, pair.replayed))
     if len(one) != len(both) - 1 or len(other) != len(one):
         return None
     differences = np.subtract(other, one)
@@ -280,10 +280,6 @@ def _of_next_episode(evidence: Evidence) -> Iterator[Seen]:
             yield Seen(words, str(agent))
 
 
-def _is_truncated(episode: PlayedEpisode, agent: AgentID) -> bool:
-    return not episode.steps[-1].ends()[agent][0]
-
-
 def _ends_on_start(whole: Sequence[PlayedEpisode], agent: AgentID) -> bool:
     """Return whether all episodes end on their first observation, which no chance explains.
 
@@ -295,14 +291,15 @@ def _ends_on_start(whole: Sequence[PlayedEpisode], agent: AgentID) -> bool:
         if first != last or between[-1] == last:
             return False
         returns, others = returns + between.count(first), others + len(between)
-    may_be_back = returns == 0 and not all(_is_truncated(episode, agent) for episode in whole)
+    may_be_back = returns == 0 and any(episode.steps[-1].ends()[agent][0] for episode in whole)  # terminated
     return not may_be_back and _chance(returns, others) ** len(whole) < _CHANCE
 
 
 def _unmoved_ends(evidence: Evidence, whole: Sequence[PlayedEpisode], agent: AgentID) -> int:
     """Count the episodes in which other actions change the observation before the last one; 0 if they change both."""
     pairs = [pair for pair in evidence.other_actions if pair.same_length() and pair.recorded in whole]
-    moved = [[_seen(one.steps[at], agent) for one in pair.both() for at in (-2, -1)] for pair in pairs]
+    both = [(pair.recorded, pair.replayed) for pair in pairs]
+    moved = [[_seen(one.steps[at], agent) for one in pair for at in (-2, -1)] for pair in both]
     moved = [each for each in moved if each[0] != each[2]]
     if len({each[1] for each in moved}) < 2 or any(each[1] != each[3] for each in moved):
         return 0
@@ -315,7 +312,7 @@ def _jumps_to_start(space: spaces.Space[Any], whole: Sequence[PlayedEpisode], ag
     firsts, between, lasts = _numbers(space, whole, agent)
     if not len(lasts) or not _within(lasts, firsts, slack=0.2).all():
         return False
-    if not lasts.any() and not all(_is_truncated(episode, agent) for episode in whole):
+    if not lasts.any() and any(episode.steps[-1].ends()[agent][0] for episode in whole):  # terminated
         return False  # zeros, because nobody looks at them
     steps = np.concatenate(between)
     if _chance(int(_within(steps, firsts, slack=0.2).sum()), len(steps)) ** len(whole) >= _CHANCE:
