@@ -28,8 +28,8 @@ from toy_envs import SampledEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3.extensions.fast.contrib import MaskableHybridDistribution
 from marl_sb3.extensions.fast.hybrid import ChoicesDistribution, HybridDistribution
-from marl_sb3.extensions.fast.hybrid_masks import MaskableHybridDistribution
 from marl_sb3.extensions.fast.joined_actions import joined_actions
 from marl_sb3.extensions.transfer.export import export_policies
 
