@@ -7,12 +7,11 @@ compiles removes what no process has used for 30 days.
 
 from __future__ import annotations
 
-import itertools
+import atexit
 import logging
 import os
-import pickle
 import re
-import secrets
+import subprocess
 import sys
 import time
 import uuid
@@ -23,7 +22,6 @@ from hashlib import sha256
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
-from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, TypeVar
@@ -31,23 +29,21 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 import scipy
-from llvmlite import binding, ir  # type: ignore[import-untyped]
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.core import event
-from numba.core.bytecode import FunctionIdentity
 from numba.core.ccallback import CFunc
-from numba.core.compiler import CompileResult
 from numba.core.runtime.nrt import rtsys
-from numba.core.serialize import dumps
 from numba.extending import intrinsic
 from numba.misc.appdirs import AppDirs
 
 from marl_sb3 import fingerprints
 from marl_sb3.errors import ConfigError
 from marl_sb3.fingerprints import UnknownValueError, fingerprint
+from marl_sb3.linking import LatePipeline, loaded, saved
 from marl_sb3.output import ORDINARY
-from marl_sb3.startup import COMPILING_S
-from marl_sb3.systems import after_fork
+from marl_sb3.startup import COMPILING_S, is_command
+from marl_sb3.systems import cores
 
 _log = logging.getLogger(__name__)
 
@@ -174,56 +170,6 @@ class _CompilingTime(event.Listener):
 
 event.register("numba:compiler_lock", _CompilingTime())  # type: ignore[no-untyped-call]
 
-# --- Symbols ----------------------------------------------------------------------------------------------------------
-# The linker keeps the first of two functions with one name. numba names a function by its module, its name, its types
-# and a number that it counts up in each process, so that two processes would name two functions of one source (with
-# other constants, or other records) alike, and whoever loads the files of both would run one of them for both.
-
-_NUMBERED = re.compile(r"B\d+v\d+")  # in the names of what is compiled from Python; all others are numba's runtime
-_compiler: list[str] = []  # one name: of this process, as one that compiles
-_compilers: dict[str, str] = {}  # symbols that this process has loaded or saved -> the process that compiled them
-
-
-def _number_functions() -> None:
-    """Let numba count the functions of this process from a number that no other process has."""
-    # As many digits in each process: nothing that is compiled depends on how long its names are.
-    FunctionIdentity._unique_ids = itertools.count(10**17 + secrets.randbelow(9 * 10**17))
-    _compiler[:] = [uuid.uuid4().hex]
-
-
-_number_functions()
-after_fork(_number_functions)
-
-
-def _saved(function: Any) -> bytes:
-    """Return a function that numba compiled as bytes, for `_loaded`."""
-    linked = function.library._get_module_for_linking()
-    symbols = [each for kind in (linked.functions, linked.global_variables) for each in kind]
-    defined = {symbol.name for symbol in symbols if not symbol.is_declaration}
-    own = {name: _compilers.setdefault(name, _compiler[0]) for name in defined if _NUMBERED.search(name)}
-    return pickle.dumps((defined, own)) + dumps(function._reduce())  # type: ignore[no-untyped-call, no-any-return]
-
-
-def _loaded(target_context: Any, saved: bytes) -> Any:
-    """Return a compiled function. Its LLVM code is parsed only when a function that calls it is compiled.
-
-    That code takes more than half of the time of loading, and a process that compiles nothing does without it.
-
-    Raises:
-        ValueError: another process compiled something else with a name in it, and this process has loaded that.
-    """
-    parts = BytesIO(saved)
-    defined, own = pickle.load(parts)
-    if shared := [symbol for symbol, compiler in own.items() if _compilers.get(symbol, compiler) != compiler]:
-        raise ValueError(f"other functions are called {', '.join(sorted(shared))}, too")
-    _compilers.update(own)
-    (name, kind, (machine_code, llvm_code)), *rest = pickle.load(parts)
-    target_context.codegen()._engine._defined_symbols.update(defined)
-    of_nothing = binding.parse_assembly("").as_bitcode()
-    function: Any = CompileResult._rebuild(target_context, (name, kind, (machine_code, of_nothing)), *rest)  # type: ignore[no-untyped-call]
-    function.library._get_module_for_linking = cache(lambda: binding.parse_bitcode(llvm_code))
-    return function
-
 
 def is_ours(function: Callable[..., Any]) -> bool:
     """Return whether a function is one of this package, whose code changes with its sources only."""
@@ -240,7 +186,7 @@ class KernelCache:
         function: calls kernels of modules in its own folder only, besides the others, if it is one of this package.
         others: functions of other modules that it calls.
         variables: what it takes from around it, in words.
-        what: it computes, and how long compiling takes, such as "rollouts: about 11 s of one core", for a line in the
+        what: it computes, and how long compiling takes, such as "rollouts: about 8 s of one core", for a line in the
             log when it is compiled; None: without one.
 
     Raises:
@@ -301,7 +247,7 @@ class KernelCache:
             content = path.read_bytes()
             if sha256(content[_DIGEST_BYTES:]).digest() != content[:_DIGEST_BYTES]:
                 raise ValueError("the content is not what was written")
-            return _loaded(target_context, content[_DIGEST_BYTES:])
+            return loaded(target_context, content[_DIGEST_BYTES:])
         except FileNotFoundError:
             if self._what is not None:
                 _log.warning(_ONCE, self._what, extra=ORDINARY)
@@ -316,7 +262,7 @@ class KernelCache:
         if path is None:
             return
         fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-        compiled = _saved(data)
+        compiled = saved(data)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             fresh.write_bytes(sha256(compiled).digest() + compiled)
@@ -335,9 +281,16 @@ def compiled(function: _Function, **options: Any) -> _Function:
         function: a function in the subset of Python that numba compiles.
         options: passed to `numba.njit`.
     """
-    made: Any = njit(**options)(function)
+    made: Any = njit(pipeline_class=LatePipeline, **options)(function)
+    if "inline" not in options:  # called with 0 and with 1, it is one function all the same
+        compile_for, unliteral = made.get_call_template, types.unliteral
+        made.get_call_template = lambda args, kws: compile_for(
+            [unliteral(each) for each in args],  # type: ignore[no-untyped-call]
+            {name: unliteral(each) for name, each in kws.items()},  # type: ignore[no-untyped-call]
+        )
     try:
-        made._cache = KernelCache(function)
+        if not options.get("no_cpython_wrapper"):  # what is not called from Python is a part of what is
+            made._cache = KernelCache(function)
     except OSError:
         _log.debug("no folder for the compiled code of %s: it is compiled in every process", function)
     return made  # type: ignore[no-any-return]
@@ -350,11 +303,40 @@ def note_compiling(function: Any, what: str) -> None:
     Args:
         what: see `KernelCache`.
     """
-    folder, module = function.stats.cache_path, function.py_func.__module__.rpartition(".")[2]
-    if folder is None:
+    if function.stats.cache_path is None:
         _log.warning(_WITHOUT_FOLDER, what, extra=ORDINARY)
-    elif not any(Path(folder).glob(f"{module}.{function.py_func.__name__}-*.nbc")):
+    elif not _has_file(function):
         _log.warning(_ONCE, what, extra=ORDINARY)
+
+
+def _has_file(function: Any) -> bool:
+    module, name = function.py_func.__module__.rpartition(".")[2], function.py_func.__name__
+    return any(Path(function.stats.cache_path).glob(f"{module}.{name}-*.nbc"))
+
+
+_ahead: dict[Any, subprocess.Popen[bytes]] = {}  # by the kernel that the process compiles
+
+
+def compile_ahead(function: Any) -> None:
+    """Let another process compile a kernel that a command needs soon, while this one compiles others.
+
+    It calls `warm_up` of the kernel's module. Nothing is started if the kernel was compiled before, cannot be saved, or
+    if there is one core.
+    """
+    if not is_command() or cores() < 2 or function in _ahead or not function.stats.cache_path or _has_file(function):
+        return
+    line = f"import sys; sys.path[:] = {sys.path!r}; from {function.py_func.__module__} import warm_up; warm_up()"
+    nothing = subprocess.DEVNULL
+    _ahead[function] = subprocess.Popen([sys.executable, "-c", line], stdin=nothing, stdout=nothing, stderr=nothing)
+    atexit.register(_ahead[function].kill)
+
+
+def await_compiled(function: Any) -> None:
+    """Wait for the process that compiles a kernel ahead, if there is one; if it fails, this one compiles the kernel."""
+    if function in _ahead:
+        began_s = time.perf_counter()
+        _ahead[function].wait()
+        COMPILING_S[0] += time.perf_counter() - began_s
 
 
 def kernel(function: _Function) -> _Function:
@@ -430,7 +412,8 @@ def c_function(
         function: see `KernelCache`, as for `others` and `variables`.
         what: see `KernelCache`, if compiling it takes seconds.
     """
-    made: Any = CFunc(function, ((types.int64,), types.void), {}, {"nogil": True, "error_model": "numpy"})
+    options = {"nogil": True, "error_model": "numpy"}
+    made: Any = CFunc(function, ((types.int64,), types.void), {}, options, pipeline_class=LatePipeline)
     try:
         made._cache = KernelCache(function, others, variables, what)
     except OSError:
@@ -466,7 +449,7 @@ def _hashed(value: Any, before: Any, after: Any) -> Any:
     return value ^ (value >> _16)
 
 
-@strict_entry
+@strict_kernel
 def seed_words(entropy: Any, words: Any) -> None:
     """Compute what `numpy.random.SeedSequence(entropy).generate_state(n)` returns.
 

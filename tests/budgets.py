@@ -27,14 +27,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 # Most of each: lines rounded up to a hundred. To raise one needs a commit that names the user who needs it.
 MOST: Mapping[str, int] = {
-    "package: lines": 83_100,
+    "package: lines": 83_000,
     "package: files": 408,
     "runs, cli, commands, dialects, results: lines": 11_200,
-    "extensions, engine, envs: lines": 33_800,
+    "extensions, engine, envs: lines": 33_600,
     "evaluation, league, callbacks: lines": 5_100,
-    "tools: lines": 14_500,
-    "functions": 5_428,
-    "functions of at most 3 lines": 2_458,
+    "tools: lines": 14_400,
+    "functions": 5_392,
+    "functions of at most 3 lines": 2_428,
     "doors": 10,
     "tests: lines": 66_000,
     "env step: functions": 64,

@@ -6,8 +6,11 @@ import os
 import pickle
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
+
+from numba import njit
 
 from marl_sb3.compiling import KernelCache
 from marl_sb3.systems import CAN_FORK
@@ -25,6 +28,12 @@ def shared_symbols(base: Path) -> set[str]:
         for symbol, compiler in own.items():
             compilers.setdefault(symbol, set()).add(compiler)
     return {symbol for symbol, found in compilers.items() if len(found) > 1}
+
+
+@cache
+def from_python(inner: Any) -> Any:
+    """A kernel that other kernels call, in one that Python calls."""
+    return njit(lambda *arguments: inner(*arguments))  # noqa: PLW0108 - numba compiles the call
 
 
 def compile_once() -> None:

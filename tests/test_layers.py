@@ -26,6 +26,7 @@ NAME = PACKAGE.name
 GROUND = (
     *(("types",), ("errors",), ("doors",), ("systems",)),
     ("output", "signals", "stacks", "startup", "files", "fingerprints"),
+    ("linking",),
     ("compiling",),
 )
 CORE = (

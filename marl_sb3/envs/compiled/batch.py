@@ -339,7 +339,7 @@ def compiled_function(rules: CompiledRules) -> Any:
     Its `address` is where compiled code calls it. It is compiled once for each user, as kernels are.
     """
     if rules.run is not None:
-        return c_function(rules.run, (words_of,), what="the rules of the envs: about 10 s of one core")
+        return c_function(rules.run, (words_of,), what="the rules of the envs: about 6 s of one core")
     observed, done = _arrays(rules)
     sizes = (rules.state, len(rules.agents), len(rules.infos), _most_choices(rules))
     allow, start = rules.allow or _nothing, rules.start or _nothing

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.compiling import seed_words, strict_entry
+from marl_sb3.compiling import seed_words, strict_entry, strict_kernel
 from marl_sb3.types import Array
 
 _LOWER = (1 << 64) - 1
@@ -36,7 +36,7 @@ def generator_of(words: Array) -> np.random.Generator:
     return rng
 
 
-@strict_entry
+@strict_kernel
 def _upper_of_product(a: Any, b: Any) -> Any:
     """Return the upper 64 bits of the product of two words."""
     a_high, a_low, b_high, b_low = a >> _32, a & _LOW_32, b >> _32, b & _LOW_32
@@ -45,7 +45,7 @@ def _upper_of_product(a: Any, b: Any) -> Any:
     return a_high * b_high + (middle >> _32) + (other >> _32)
 
 
-@strict_entry
+@strict_kernel
 def next_word(rng: Array) -> Any:
     """Return 64 random bits.
 
@@ -100,7 +100,7 @@ def integers(rng: Array, most: int, half: Array) -> Any:
     return np.int64(0)
 
 
-@strict_entry
+@strict_kernel
 def seed_generator(seed: int, rng: Array) -> None:
     """Fill the words of the generator `numpy.random.default_rng(seed)`.
 

@@ -81,6 +81,11 @@ class FusedOnPolicy(FusedActing):
     @override
     def prepare_engine(self, policy_id: str, update_path: str, *, has_more_losses: bool) -> Engine | None:
         super().prepare_engine(policy_id, update_path, has_more_losses=has_more_losses)
+        if self.takes_fused_path() and type(self)._update_class is FusedOnPolicy._update_class:
+            from marl_sb3.compiling import compile_ahead
+            from marl_sb3.extensions.fast.kernels import ppo
+
+            compile_ahead(ppo.train)
         return self
 
     def train(self) -> None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
@@ -18,7 +18,7 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import explained_variance
 
-from marl_sb3.compiling import note_compiling
+from marl_sb3.compiling import await_compiled, note_compiling
 from marl_sb3.core.acting.policy import PolicyInputs
 from marl_sb3.core.on_policy.rollout import flat_samples, minibatch_starts
 from marl_sb3.core.sb3.inference import States
@@ -51,8 +51,6 @@ class FusedPolicy:
     """
 
     runs_in_rollouts = True
-    # the kernel that takes longest to compile, and how long, for the log
-    compiled: ClassVar[tuple[Any, str]] = (acting_kernel.draw, "the choice of actions: about 4 s of one core")
 
     def __init__(self, policy: ActorCriticPolicy, weights_of_inputs: Sequence[Any] | None = None) -> None:
         self.policy = policy
@@ -96,7 +94,6 @@ class FusedPolicy:
         Raises:
             EnvError: a number of a Discrete or MultiDiscrete observation is out of range.
         """
-        note_compiling(*self.compiled)  # not earlier: a training says what it is before it waits for that
         rows = len(observations)
         if len(self.category_sizes):
             numbers = observations.reshape(rows, -1)
@@ -255,7 +252,8 @@ class FusedRolloutUpdate:
             orders: (epochs, N) int64; the order of samples in each epoch.
             bounds: (minibatches + 1,) int64; where in an epoch each minibatch begins, and N.
         """
-        note_compiling(kernel.train, "the update: about 14 s of one core")
+        await_compiled(kernel.train)
+        note_compiling(kernel.train, "the update: about 6 s of one core")
         nets, samples, rows = self._fused.nets, self._samples, int(np.diff(bounds).max())
         parameters, partition = sum(each.numel() for each in self._fused.parameters), _partition(nets, rows)
         chunks = partition.chunks, partition.least_rows

@@ -42,7 +42,6 @@ class FusedRecurrentPolicy(FusedPolicy):
     """
 
     runs_in_rollouts = False
-    compiled = (lstm_kernel.lstm_step, "LSTMs: about 5 s of one core")
 
     def __init__(self, policy: Any, trains: bool) -> None:
         self.trains = trains
@@ -75,6 +74,7 @@ class FusedRecurrentPolicy(FusedPolicy):
 
     def _remember(self, which: int, seen: Inputs, inputs: PolicyInputs) -> States:
         """Return the states of actor (0) or critic (1), who may share an LSTM, after a step: (layers, rows, size)."""
+        note_compiling(lstm_kernel.lstm_step, "LSTMs: about 3 s of one core")
         hidden, cell = (np.ascontiguousarray(state) for state in inputs.states[2 * which : 2 * which + 2])
         table = self.lstm_tables[min(which, len(self.lstm_tables) - 1)]
         return lstm_kernel.lstm_step(table, seen, inputs.starts, hidden, cell)
@@ -120,7 +120,7 @@ class FusedSequenceUpdate(FusedRolloutUpdate):
     def _prepare(
         self, optimizer: Optimizer, orders: Array, bounds: Array
     ) -> tuple[Callable[[Array, int, int], int], float, int]:
-        note_compiling(recurrent_ppo.train, "the update of sequences: about 14 s of one core")
+        note_compiling(recurrent_ppo.train, "the update of sequences: about 9 s of one core")
         fused, samples = self._fused, self._samples
         steps, rows, *starts = _transitions(self._rollout)
         sequences, needed = sequences_of(orders, bounds, *starts)

@@ -40,7 +40,7 @@ class FusedReplayUpdate:
         optimizers: its optimizers.
     """
 
-    compiling_s = 15  # of one core, about
+    compiling_s = 8  # of one core, about
 
     def __init__(self, algorithm: Any, kernel: ModuleType, optimizers: Sequence[th.optim.Optimizer]) -> None:
         self._kernel = kernel
@@ -103,7 +103,7 @@ class QUpdate(FusedReplayUpdate):
         algorithm: a DQN or QRDQN that the kernels cover.
     """
 
-    compiling_s = 8
+    compiling_s = 5
 
     def __init__(self, algorithm: Any) -> None:
         super().__init__(algorithm, q, [algorithm.policy.optimizer])
@@ -151,7 +151,7 @@ class SACUpdate(FusedReplayUpdate):
         algorithm: a SAC or TQC that the kernels cover.
     """
 
-    compiling_s = 18
+    compiling_s = 10
     _sampled: tuple[sac.Sampled, sac.Sampled] | None = None  # memory for now and next; made anew with another size
 
     def __init__(self, algorithm: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from compiling_once import from_python
 
 from marl_sb3.compiling import seed_words
 from marl_sb3.envs.compiled.random import generator_of, integers, random, seed_generator, uniform, words_of
@@ -32,7 +33,7 @@ def test_integers_are_those_of_numpy() -> None:
 def test_generators_of_seeds_are_those_of_numpy() -> None:
     for seed in (*range(50), 2**31 - 1, 2**32, 2**63 - 1):
         words = np.empty(4, np.uint64)
-        seed_generator(seed, words)
+        from_python(seed_generator)(seed, words)
         assert words.tolist() == words_of(np.random.default_rng(seed)).tolist()
 
 
@@ -43,5 +44,5 @@ def test_seeds_of_episodes_are_those_of_numpy() -> None:
         sequence = np.random.SeedSequence(sum(int(word) << 32 * k for k, word in enumerate(entropy)), spawn_key=(7, 12))
         given = np.array([*entropy, *[0] * (4 - words), 7, 12], np.uint64)
         found = np.empty(9, np.uint64)
-        seed_words(given, found)
+        from_python(seed_words)(given, found)
         assert found.tolist() == sequence.generate_state(9).tolist()

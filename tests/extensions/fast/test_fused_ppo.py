@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import stable_baselines3
 import torch as th
+from compiling_once import from_python
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -222,7 +223,8 @@ def test_gradients_are_those_of_autograd(
         size = rows * int(net.table[:, 1].sum())
         spaces_.append((np.empty(size, np.float32), np.empty(size, np.float32)))
     with blas_threads(1):
-        kernel.gradients(fused.nets, kernel.BOTH, batch, rows, chosen, *spaces_, grad, np.zeros(kernel.NUM_STATS))
+        notes = np.zeros(kernel.NUM_STATS)
+        from_python(kernel.gradients)(fused.nets, kernel.BOTH, batch, rows, chosen, *spaces_, grad, notes)
     names = {parameter: name for name, parameter in policy.named_parameters()}
     found = dict(zip((names[each] for each in fused.parameters), gradient_parts(fused, grad), strict=True))
     expected = torch_gradients(policy, batch, observations, taken.numpy(), chosen)
@@ -237,7 +239,7 @@ def test_a_planted_error_in_the_gradient_is_found() -> None:
     values = np.array([[0.9], [0.9]], np.float32)
     delta = np.ones((2, 1), np.float32)
     bias_grad = np.empty(1, np.float32)
-    layers.through_activation(delta, values, layers.TANH, bias_grad)
+    from_python(layers.through_activation)(delta, values, layers.TANH, bias_grad)
     assert delta == pytest.approx(0.19)
     assert bias_grad == pytest.approx(0.38)
     assert (np.abs(delta - 1.0) > 1e-4).all()

@@ -18,7 +18,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
-from marl_sb3.compiling import carray, inner_kernel, kernel, load_blas, pointer, precise_kernel
+from marl_sb3.compiling import carray, inner_kernel, load_blas, pointer, precise_kernel
 from marl_sb3.types import Array, FloatArray
 
 load_blas()
@@ -151,7 +151,7 @@ def matrix(flat: FloatArray, offset: int, rows: int, columns: int) -> FloatArray
     return flat[offset : offset + rows * columns].reshape(rows, columns)
 
 
-@kernel
+@inner_kernel
 def through_activation(delta: FloatArray, values: FloatArray, kind: int, bias_grad: FloatArray) -> None:
     """Multiply gradients, in place, by the slope of the activation, and sum them over the rows.
 

@@ -27,7 +27,7 @@ from marl_sb3.extensions.fast.kernels.distributions import (
     softmax_of_columns,
     turned,
 )
-from marl_sb3.extensions.fast.kernels.layers import clear, exp, vector_at
+from marl_sb3.extensions.fast.kernels.layers import LINEAR, TANH, clear, exp, vector_at
 from marl_sb3.extensions.fast.kernels.mlp import (
     Inputs,
     Net,
@@ -39,6 +39,7 @@ from marl_sb3.extensions.fast.kernels.mlp import (
     plain,
 )
 from marl_sb3.extensions.fast.kernels.optimizers import (
+    ADAM,
     Optimizer,
     clipping,
     count_steps,
@@ -311,7 +312,7 @@ def _clipped_value_loss(batch: Samples, vf_out: FloatArray, clip: Any, by_value:
     return loss
 
 
-@kernel
+@inner_kernel
 def gradients(
     nets: Nets,
     part: int,
@@ -516,3 +517,18 @@ def train(
     if thread == 0:
         count_steps(optimizer, done if goes_on else done - 1)
     return done
+
+
+def warm_up() -> None:
+    """Call `train`, so that it is compiled: all policies use the same types of arguments."""
+    numbers = np.zeros((5, 4), np.float32)
+    layer = np.array([[1, 1, numbers[0].ctypes.data, numbers[1].ctypes.data]])
+    net = Net(layer, TANH, LINEAR)
+    nets = Nets(Net(layer[:0], TANH, TANH), net, net, 0, False, np.ones(1, np.int64))
+    addresses = [row.ctypes.data for row in numbers[1:]]
+    index, none, one = np.zeros((1, 1), np.int64), np.empty((1, 0), np.float32), np.zeros(1, np.float32)
+    samples = Samples(Inputs(index, none), index, none, none, one, one, one, one[:0])
+    optimizer = Optimizer(np.array([[4, *addresses]]), ADAM, 1e-3, 0.9, 0.999, 1e-5)
+    settings = Settings(True, True, 0.2, 0.0, 0.5, 0.5, np.inf, np.inf)
+    stats = np.zeros((1, NUM_STATS))
+    train(nets, optimizer, samples, memory(nets, samples, 4, 1, 1, 1, 1), index, np.arange(2), settings, stats, 0, 1)
