@@ -57,6 +57,7 @@ _OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": _FAST, "no_cfunc_
 _NOT_IN_CODE = ("NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS")  # settings of numba that change no code
 _UNUSED_S = 30 * 24 * 3600.0  # after so long, compiled code is removed
 _FOLDER = re.compile(r"numba-[\w.+]+/\w+-[0-9a-f]{16}")  # below the cache folder
+_LONGEST_WAIT_S = 60.0  # for a process that compiles ahead
 _ONCE = "compiling %s, once"
 _WITHOUT_FOLDER = (
     "compiling %s, in every process, because there is no folder for compiled code; NUMBA_CACHE_DIR names one"
@@ -327,15 +328,18 @@ def compile_ahead(function: Any) -> None:
         return
     line = f"import sys; sys.path[:] = {sys.path!r}; from {function.py_func.__module__} import warm_up; warm_up()"
     nothing = subprocess.DEVNULL
-    _ahead[function] = subprocess.Popen([sys.executable, "-c", line], stdin=nothing, stdout=nothing, stderr=nothing)
-    atexit.register(_ahead[function].kill)
+    with suppress(OSError):  # there may be no more processes
+        _ahead[function] = subprocess.Popen([sys.executable, "-c", line], stdin=nothing, stdout=nothing, stderr=nothing)
+        atexit.register(_ahead[function].kill)
 
 
 def await_compiled(function: Any) -> None:
     """Wait for the process that compiles a kernel ahead, if there is one; if it fails, this one compiles the kernel."""
     if function in _ahead:
         began_s = time.perf_counter()
-        _ahead[function].wait()
+        with suppress(subprocess.TimeoutExpired):
+            _ahead[function].wait(_LONGEST_WAIT_S)
+        _ahead[function].kill()
         COMPILING_S[0] += time.perf_counter() - began_s
 
 
