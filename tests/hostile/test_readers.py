@@ -25,7 +25,7 @@ OF_MODULES = {
     "shutil": {"move", "copy", "copy2"},
 }
 NAMES = {"open", "FileIO", "safe_open", "in_place_of"}
-OTHERS = ("systems.py", "compiling.py")  # what they read and write is of the user's own cache
+OTHERS = ("systems.py", "compiling.py", "linking.py")  # what they read and write is of the user's own cache
 
 # Module -> call -> why it is not one of `marl_sb3.files`.
 KNOWN = {
@@ -86,7 +86,7 @@ KNOWN = {
     "tools/benchmarking/plan.py": {"training.failure_file.unlink": "a regular file, by `require_own`"},
     "tools/benchmarking/working.py": {
         "claim.open": "makes a file that is not there",
-        **dict.fromkeys(("file.unlink", "training.beside('processor.json').unlink", "each.unlink"), "by names of ours"),
+        **dict.fromkeys(("file.unlink", "each.unlink"), "by names of ours"),
     },
     "tools/viewing/matching.py": {"msgspec.json.decode": "what `read_regular` has read; ConfigError for all it raises"},
     "tools/viewing/report.py": {"yaml.safe_load": "text of this process"},
