@@ -383,7 +383,7 @@ def lstms_of(policy: Any) -> list[Any]:
 
 
 def memory_coverage(algorithm: Any, *, trains: bool = False) -> PathStillValid | str:
-    """Return the same for this RecurrentPPO."""
+    """Return the checks for acting by kernels, and training with `trains`, for this RecurrentPPO, or why not."""
     policy, lstm = algorithm.policy, algorithm.policy.lstm_actor
     reason = _why_not_actor_critic(algorithm, _RECURRENT_POLICIES)
     if reason is not None:
