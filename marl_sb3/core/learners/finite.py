@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from torch.nn.utils import get_total_norm
 
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.errors import NumericError
@@ -54,7 +53,9 @@ def check_update(
             f"policy {rows.policy_id!r}: the {fault} is not finite; {_origin(rows, algorithm.rollout_buffer)}"
         )
     parameters = dict(algorithm.policy.named_parameters())
-    if math.isfinite(float(get_total_norm(parameters.values()))):  # in one call, and one transfer from a GPU
+    with th.no_grad():  # in one call, and one transfer from a GPU
+        total = float(th.stack(th._foreach_norm([*parameters.values()])).sum())
+    if math.isfinite(total):
         return
     bad = next((name for name, parameter in parameters.items() if not bool(th.isfinite(parameter).all())), None)
     if bad is not None:  # the norm of large weights may be out of range

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any, Protocol, cast
 
 import psutil
@@ -68,7 +70,15 @@ def _rate(count: float, seconds: float) -> float | None:
 
 
 def machine_load() -> dict[str, float | None]:
-    """Return CPU use since the last call and memory use, in percent; None if the system does not report it."""
+    """Return CPU use since the last call and memory use, in percent; None if the system does not report it.
+
+    It is measured once in 0.2 seconds: the system counts in hundredths of a second, and reading takes a while.
+    """
+    return dict(_machine_load(int(time.monotonic() / 0.2)))
+
+
+@lru_cache(maxsize=1)
+def _machine_load(_: int) -> Mapping[str, float | None]:
     load: dict[str, float | None] = {"cpu_util_percent": None, "ram_util_percent": None}
     # Errors may be of any type: containers hide parts of /proc, and the training does not need these values.
     with suppress(Exception):

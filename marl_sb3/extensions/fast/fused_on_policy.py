@@ -56,7 +56,7 @@ class FusedActing(TwoPaths, HybridActions):
         """
         buffer: Any = self.rollout_buffer
         compute = MaskedRolloutBuffer.compute_returns_and_advantage
-        if type(buffer).compute_returns_and_advantage is not compute or not self.takes_fused_path():
+        if type(buffer).compute_returns_and_advantage is not compute or self._made is None:
             buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
             return
         from marl_sb3.extensions.fast.kernels.acting import estimate
@@ -126,7 +126,6 @@ class FusedOnPolicy(FusedActing):
         make = None if fused is None else self._update_class(fused)
         if make is None:
             return None
-        self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         return make(self, fused)
 

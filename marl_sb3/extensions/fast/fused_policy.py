@@ -7,7 +7,7 @@ inputs are multiplied with are copied, before a rollout or an update and after a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -81,7 +81,7 @@ class FusedPolicy:
         self.nets = kernel.Nets(trunk, pi, vf, address, self.is_gaussian, self.sizes)
         self._work_sizes = [int(table[:, 1].sum()) for table in tables]
         self._work_rows = 0
-        self._drawn = th.empty(0, 0)
+        self._of_rollout: tuple[FloatArray, Sequence[Callable[[], Any]]] | None = None  # see `draws`
         self._action_shape = policy.action_space.shape or ()
 
     def read_parameters(self) -> None:
@@ -146,15 +146,21 @@ class FusedPolicy:
 
     def _noise(self, rows: int) -> FloatArray:
         """Return the random numbers of a step, (rows, outputs of the actor); the next call overwrites them."""
-        if len(self._drawn) != rows:
-            self._drawn = th.empty(rows, int(self.nets.pi.table[-1, 1]))
-            self._noise_of_step: FloatArray = self._drawn.numpy()
-        self._draw(self._drawn)
-        return self._noise_of_step
+        (noise,), (draw,) = self.draws(1, rows)
+        draw()
+        return noise  # type: ignore[no-any-return]
 
-    def draws(self, noise: FloatArray) -> Iterator[None]:
-        """Fill (steps, rows, outputs of the actor) with random numbers, a step at a time."""
-        return map(self._draw, th.from_numpy(noise))
+    def draws(self, steps: int, rows: int) -> tuple[FloatArray, Sequence[Callable[[], Any]]]:
+        """Return memory for (steps, rows, outputs of the actor) random numbers, and what draws those of each step.
+
+        The next call with the same arguments returns the same memory.
+        """
+        shape = steps, rows, int(self.nets.pi.table[-1, 1])
+        if self._of_rollout is None or self._of_rollout[0].shape != shape:
+            noise, is_plain = th.empty(shape), not self.is_gaussian and len(self.sizes) == 1
+            draws = [step.exponential_ if is_plain else partial(self._draw, step) for step in noise]
+            self._of_rollout = noise.numpy(), draws
+        return self._of_rollout
 
     def _draw(self, noise: th.Tensor) -> None:
         """Fill (rows, outputs of the actor) with the random numbers that the policy's `forward` would draw.

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -241,12 +242,11 @@ class RolloutCall:
     def _noise(self) -> list[Array]:
         """Return for each policy the (steps, rows, outputs) random numbers that it would draw step by step."""
         fused: list[Any] = [actor.policy.kernels for actor, _ in self._pairs]  # type: ignore[attr-defined]
-        outputs = [int(each.nets.pi.table[-1, 1]) for each in fused]
         rows = [actor.rows.num_rows for actor, _ in self._pairs]
-        noise = [np.empty((self._steps, n, m), np.float32) for n, m in zip(rows, outputs, strict=True)]
-        for _ in zip(*(own.draws(array) for own, array in zip(fused, noise, strict=True)), strict=True):
-            pass  # step by step: each policy in turn draws from the same stream
-        return noise
+        noise, draws = zip(*(own.draws(self._steps, n) for own, n in zip(fused, rows, strict=True)), strict=True)
+        for draw in chain.from_iterable(zip(*draws, strict=True)):
+            draw()  # step by step: each policy in turn draws from the same stream
+        return list(noise)
 
     def _counts(self) -> Any:
         """Return the tracker's counts of the running episodes, and where custom metrics are read."""
