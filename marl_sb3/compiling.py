@@ -391,6 +391,11 @@ pointer: Any = _pointer
 carray: Any = numba.carray  # type: ignore[attr-defined]
 
 
+def record(*names: str, floats: Sequence[str] = ()) -> np.dtype[Any]:
+    """Return the type of records with int64 fields, then float64 ones; kernels read them as attributes."""
+    return np.dtype([*((name, np.int64) for name in names), *((name, np.float64) for name in floats)])
+
+
 @intrinsic
 def _call_at(typing_context: Any, function: Any, argument: Any) -> Any:
     """Call a C function from its address with an address: nothing is compiled again for another function."""

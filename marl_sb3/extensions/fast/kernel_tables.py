@@ -20,6 +20,15 @@ from marl_sb3.types import Array, FloatArray
 if TYPE_CHECKING:
     from marl_sb3.extensions.fast.kernels.optimizers import Optimizer
 
+
+def filled(kind: np.dtype[Any], fields: Mapping[str, Any]) -> Array:
+    """Return (1,) records of a type: these fields, and zeros in all others."""
+    made = np.zeros(1, kind)
+    for name, value in fields.items():
+        made[name] = value
+    return made
+
+
 # --- Layers ----------------------------------------------------------------------------------------------------------
 
 

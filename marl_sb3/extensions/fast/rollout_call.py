@@ -17,6 +17,7 @@ from marl_sb3.core.metrics.episodes import Episode, EpisodeTracker
 from marl_sb3.core.vec_env.batched_vec_env import BatchedVecEnv
 from marl_sb3.core.vec_env.step import ArrayInfos, StackedFinalObservations, VecStep
 from marl_sb3.errors import EnvError
+from marl_sb3.extensions.fast.kernel_tables import filled
 from marl_sb3.extensions.fast.rollout_processing import RolloutProcessing
 from marl_sb3.types import Array, BoolArray
 
@@ -185,59 +186,59 @@ class RolloutCall:
         return array.ctypes.data
 
     def _policies(self) -> Array:
-        """(policies, columns) int64."""
+        """(policies,) records, see `POLICY`."""
         kernel = self._kernel
         noise = self._noise()
-        table = np.zeros((len(self._pairs), kernel.POLICY_FIELDS), np.int64)
+        policies = []
         for number, (actor, experience) in enumerate(self._pairs):
             fused, buffer, rows = actor.policy.kernels, experience.buffer, actor.rows  # type: ignore[attr-defined]
             nets, here = fused.nets, slice(buffer.pos, None)
             works = [np.empty(int(net.table[:, 1].sum()) * rows.num_rows, np.float32) for net in nets[:3]]
             takes_masks = actor.policy.takes_masks and self._sizes.choices > 0
             numbers = math.prod(actor.policy.algorithm.observation_space.shape or ())
-            columns = {
-                kernel.AGENTS: len(rows.agents),
-                kernel.ROWS_S: self._at(self._places[number]),
-                kernel.NUMBERS: numbers,
-                kernel.ONES: len(fused.category_sizes),
-                kernel.SIZES_OF_ONES_S: self._at(fused.category_sizes),
-                kernel.STARTS_OF_ONES_S: self._at(fused.category_starts),
-                kernel.TRUNK_S: self._at(nets.trunk.table),
-                kernel.TRUNK_LAYERS: len(nets.trunk.table),
-                kernel.TRUNK_ACTIVATION: nets.trunk.hidden,
-                kernel.PI_S: self._at(nets.pi.table),
-                kernel.PI_LAYERS: len(nets.pi.table),
-                kernel.VF_S: self._at(nets.vf.table),
-                kernel.VF_LAYERS: len(nets.vf.table),
-                kernel.ACTIVATION: nets.pi.hidden,
-                kernel.TRUNK_WORK_S: self._at(works[0]),
-                kernel.PI_WORK_S: self._at(works[1]),
-                kernel.VF_WORK_S: self._at(works[2]),
-                kernel.IS_GAUSSIAN: fused.is_gaussian,
-                kernel.PARTS: buffer.actions.shape[2],
-                kernel.PART_SIZES_S: self._at(fused.sizes),
-                kernel.OUTPUTS: noise[number].shape[2],
-                kernel.OF_GAUSSIAN_S: self._at(_of_gaussian(actor) if fused.is_gaussian else noise[0]),
-                kernel.IS_RESCALED: actor.processing.rescale is not None,
-                kernel.NOISE_S: self._at(noise[number]),
-                kernel.SEEN_S: self._at(buffer.observations[here]),
-                kernel.CHOSEN_S: self._at(buffer.actions[here]),
-                kernel.VALUES_S: self._at(buffer.values[here]),
-                kernel.LOG_PROBS_S: self._at(buffer.log_probs[here]),
-                kernel.EPISODE_STARTS_S: self._at(buffer.episode_starts[here]),
-                kernel.PAID_S: self._at(buffer.rewards[here]),
-                kernel.ROW_STARTS_S: self._at(self._starts[number]),
-                kernel.MEMORY_S: self._at(np.zeros(rows.num_rows * numbers)),
-                **{getattr(kernel, name): value for name, value in self._processing[number].columns.items()},
-                kernel.TAKES_MASKS: takes_masks,
-                kernel.MASKS_S: self._at(
+            fields = {
+                "agents": len(rows.agents),
+                "rows_at": self._at(self._places[number]),
+                "numbers": numbers,
+                "ones": len(fused.category_sizes),
+                "sizes_of_ones_at": self._at(fused.category_sizes),
+                "starts_of_ones_at": self._at(fused.category_starts),
+                "trunk_at": self._at(nets.trunk.table),
+                "trunk_layers": len(nets.trunk.table),
+                "trunk_activation": nets.trunk.hidden,
+                "pi_at": self._at(nets.pi.table),
+                "pi_layers": len(nets.pi.table),
+                "vf_at": self._at(nets.vf.table),
+                "vf_layers": len(nets.vf.table),
+                "activation": nets.pi.hidden,
+                "trunk_work_at": self._at(works[0]),
+                "pi_work_at": self._at(works[1]),
+                "vf_work_at": self._at(works[2]),
+                "is_gaussian": fused.is_gaussian,
+                "parts": buffer.actions.shape[2],
+                "part_sizes_at": self._at(fused.sizes),
+                "outputs": noise[number].shape[2],
+                "of_gaussian_at": self._at(_of_gaussian(actor) if fused.is_gaussian else noise[0]),
+                "is_rescaled": actor.processing.rescale is not None,
+                "noise_at": self._at(noise[number]),
+                "seen_at": self._at(buffer.observations[here]),
+                "chosen_at": self._at(buffer.actions[here]),
+                "values_at": self._at(buffer.values[here]),
+                "log_probs_at": self._at(buffer.log_probs[here]),
+                "episode_starts_at": self._at(buffer.episode_starts[here]),
+                "paid_at": self._at(buffer.rewards[here]),
+                "row_starts_at": self._at(self._starts[number]),
+                "memory_at": self._at(np.zeros(rows.num_rows * numbers)),
+                **self._processing[number].fields,
+                "takes_masks": takes_masks,
+                "masks_at": self._at(
                     buffer.action_masks[here] if takes_masks else np.zeros(noise[number].shape[1:], np.float32)
                 ),
             }
             if actor.policy.takes_masks and not takes_masks:
                 buffer.action_masks[here] = 1.0
-            table[number, list(columns)] = list(columns.values())
-        return table
+            policies.append(filled(kernel.POLICY, fields))
+        return np.concatenate(policies)
 
     def _noise(self) -> list[Array]:
         """Return for each policy the (steps, rows, outputs) random numbers that it would draw step by step."""
@@ -360,7 +361,7 @@ class RolloutCall:
         observed = self._batch.of_groups(self._ended_on if of_ended else self._batch.observed)
         env.check_observations(observed)  # raises
         for (actor, _), processing in zip(self._pairs, self._processing, strict=True):
-            if "FEATURES" not in processing.columns:
+            if "features" not in processing.fields:
                 actor.policy.kernels.inputs(actor.rows.observations(observed))  # type: ignore[attr-defined]
         return EnvError("the env has returned observations that are not in its space")
 

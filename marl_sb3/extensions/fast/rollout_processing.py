@@ -13,6 +13,7 @@ from marl_sb3.core.acting.actor import Actor
 from marl_sb3.core.processing.rows import ProcessedRows, RowProcessing
 from marl_sb3.core.vec_env.observations import with_rows
 from marl_sb3.core.vec_env.step import VecStep
+from marl_sb3.extensions.fast.kernel_tables import filled
 from marl_sb3.types import Array
 from marl_sb3.wrappers.observations import choices_of
 
@@ -62,7 +63,7 @@ class RolloutProcessing:
         at: returns the address of an array, which it keeps.
 
     Attributes:
-        columns: name of a column of the table of policies -> the number there.
+        fields: of the policy's record, see `kernels.rollouts.POLICY`.
     """
 
     def __init__(
@@ -73,88 +74,80 @@ class RolloutProcessing:
         self._statistics: list[tuple[Any, Array]] = []
         self._memory: dict[str, Array] = {}
         self._ended, self._at = ended, at
-        rewards, limits = np.zeros(rows, np.float32), np.array([math.inf, actor.policy.algorithm.gamma])
-        self.columns = {"REWARDS_S": self._at(rewards), "LIMITS_S": self._at(limits)}
+        self.fields: dict[str, Any] = {"rewards_at": self._at(np.zeros(rows, np.float32))}
+        self.fields |= {"clip": math.inf, "gamma": actor.policy.algorithm.gamma}
         if type(own) is RowProcessing:
             return
         own.processed_observations(step)  # the statistics may not know them yet
-        limits[0] = own.processing.settings.clip_observations
+        self.fields["clip"] = own.processing.settings.clip_observations
         of_rows = {
-            "ROWS": rows,
-            "OBSERVED_S": observed.ctypes.data,
-            "WIDTH": math.prod(observed.shape[2:]),
-            "PLACES_S": self._at(places),
-            "NUMBERS": math.prod(actor.rows.group.observation_space.shape or ()),
+            "rows": rows,
+            "observed_at": observed.ctypes.data,
+            "width": math.prod(observed.shape[2:]),
+            "places_at": self._at(places),
+            "numbers": math.prod(actor.rows.group.observation_space.shape or ()),
         }
         if own.processing.team_reward is not None:
             team = np.array(actor.rows.team_columns, np.int64)
             divisor = len(team) if own.processing.team_reward == "mean" else 1
-            self.columns |= {"TEAM": len(team), "TEAM_S": self._at(team), "TEAM_DIVISOR": divisor}
+            self.fields |= {"team": len(team), "team_at": self._at(team), "team_divisor": divisor}
         if own.processing.settings.changed().keys() - {"rescale_actions", "team_reward", *_FEATURES}:
             self._normalize(of_rows)
         if _FEATURES & own.processing.processors.keys():
             self._see(of_rows, actor)
 
     def _normalize(self, of_rows: dict[str, int]) -> None:
-        """Set the columns of what is normalised and clipped."""
+        """Set the fields of what is normalised and clipped."""
         from marl_sb3.extensions.fast.kernels import processing as kernel
 
         own = self._processing
         settings, normalizer, of_paid = own.processing.settings, own.processing.normalizer, own.processing.returns
-        numbers = np.zeros(kernel.SETTINGS)
-        numbers[kernel.EPSILON], numbers[kernel.DISCOUNT] = settings.normalize_epsilon, own.gamma
-        numbers[kernel.CLIP_PAID] = math.inf if settings.clip_rewards is None else settings.clip_rewards
-        numbers[kernel.CLIP_NORMAL] = settings.clip_normalized_rewards
-        columns = {
+        fields = {
             **of_rows,
-            "REWARDS_S": self.columns["REWARDS_S"],
-            "RETURNS_S": own.returns.ctypes.data,
-            "ENDED_S": self._at(self._ended),
-            "SETTINGS_S": self._at(numbers),
+            "rewards_at": self.fields["rewards_at"],
+            "returns_at": own.returns.ctypes.data,
+            "ended_at": self._at(self._ended),
+            "epsilon": settings.normalize_epsilon,
+            "clip_paid": math.inf if settings.clip_rewards is None else settings.clip_rewards,
+            "clip_normal": settings.clip_normalized_rewards,
+            "discount": own.gamma,
         }
         if normalizer is not None:
             (of_seen,) = normalizer.statistics.values()
             divisors = self._at(np.sqrt(of_seen.var + settings.normalize_epsilon).reshape(-1))
-            columns["SEEN_STATISTICS_S"] = means = self._copied(of_seen)
-            columns |= {"SEEN_RECENT_S": self._copied(of_seen.recent), "DIVISORS_S": divisors}
-            self.columns |= {"MEANS_S": means, "DIVISORS_S": divisors}
+            fields["seen_statistics_at"] = means = self._copied(of_seen)
+            fields |= {"seen_recent_at": self._copied(of_seen.recent), "divisors_at": divisors}
+            self.fields |= {"means_at": means, "divisors_at": divisors}
         if of_paid is not None:
-            columns["PAID_STATISTICS_S"] = self._copied(of_paid)
-            columns["PAID_RECENT_S"] = self._copied(of_paid.recent)
-        self.columns |= {"PROCESS": kernel.process().address, "PROCESS_S": self._table(kernel, columns)}
+            fields["paid_statistics_at"] = self._copied(of_paid)
+            fields["paid_recent_at"] = self._copied(of_paid.recent)
+        self.fields |= {"process": kernel.process().address, "process_at": self._at(filled(kernel.PROCESSING, fields))}
 
     def _see(self, of_rows: dict[str, int], actor: Actor) -> None:
-        """Set the columns of what policies see beyond what the env shows."""
+        """Set the fields of what policies see beyond what the env shows."""
         from marl_sb3.extensions.fast.kernels import features as kernel
 
-        own, rows, numbers = self._processing.processing, of_rows["ROWS"], of_rows["NUMBERS"]
+        own, rows, numbers = self._processing.processing, of_rows["rows"], of_rows["numbers"]
         choices = choices_of(own.env_observation_space) or ()
         codes = np.tile([own.agents.index(agent) for agent in actor.rows.agents], actor.rows.num_envs)
         self._memory = {name: array.copy() for name, array in self._processing.memory.items()}
         unused = np.zeros((rows, numbers), np.int64 if choices else np.float32), np.zeros(rows, np.int64)
-        columns = {
+        fields = {
             **of_rows,
-            "CHOICES_S": self._at(np.array(choices, np.int64)) if choices else 0,
-            "ARE_ONES": isinstance(own.observation_space, spaces.Box),
-            **{name: self.columns.pop(name, 0) for name in ("MEANS_S", "DIVISORS_S")},
-            "LIMIT_S": self.columns["LIMITS_S"],
-            "FRAMES": own.settings.frame_stack,
-            "STACK_S": self._at(self._memory.get("frames", unused[0])),
-            "TIMES_S": self._at(self._memory.get("time", unused[1])),
-            "TIME": own.settings.time_feature or 0,
-            "CODES_S": self._at(codes),
-            "CODES": len(own.agents) if own.settings.agent_indicator else 0,
-            "STARTS_S": self._at(self._ended),
-            "SEEN_NUMBERS": math.prod(own.observation_space.shape or ()),
+            "choices_at": self._at(np.array(choices, np.int64)) if choices else 0,
+            "are_ones": isinstance(own.observation_space, spaces.Box),
+            **{name: self.fields.pop(name, 0) for name in ("means_at", "divisors_at")},
+            "clip": self.fields["clip"],
+            "frames": own.settings.frame_stack,
+            "stack_at": self._at(self._memory.get("frames", unused[0])),
+            "times_at": self._at(self._memory.get("time", unused[1])),
+            "time": own.settings.time_feature or 0,
+            "codes_at": self._at(codes),
+            "codes": len(own.agents) if own.settings.agent_indicator else 0,
+            "starts_at": self._at(self._ended),
+            "seen_numbers": math.prod(own.observation_space.shape or ()),
         }
-        self.columns |= {"FEATURES": kernel.features().address, "FEATURES_S": self._table(kernel, columns)}
-
-    def _table(self, kernel: Any, columns: dict[str, int]) -> int:
-        """Return the address of a table with these columns."""
-        table = np.zeros(kernel.FIELDS, np.int64)
-        for name, value in columns.items():
-            table[getattr(kernel, name)] = value
-        return self._at(table)
+        self.fields |= {"features": kernel.features().address, "features_at": self._at(filled(kernel.FEATURES, fields))}
 
     def _copied(self, statistics: Any) -> int:
         """Return the address of a copy of statistics; 0: there are none."""

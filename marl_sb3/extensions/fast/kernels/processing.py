@@ -10,30 +10,27 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.compiling import c_function, carray, pointer, strict_kernel
+from marl_sb3.compiling import c_function, carray, pointer, record, strict_kernel
 from marl_sb3.extensions.fast.kernels.layers import vector_at
 from marl_sb3.types import Array, FloatArray
 
-# The table of a policy's rows. Names in -S are addresses, 0 where there is nothing; the arrays are beside them.
-(
-    ROWS,
-    OBSERVED_S,  # (agents of all envs, WIDTH) float32: what they observe
-    WIDTH,
-    PLACES_S,  # (ROWS,) int64: the agents among those of all envs
-    NUMBERS,  # that one of them observes
-    SEEN_STATISTICS_S,  # of their observations
-    SEEN_RECENT_S,  # of those of the round
-    DIVISORS_S,  # (NUMBERS,) float64: standard deviations
-    PAID_STATISTICS_S,  # of the discounted returns of their running episodes
-    PAID_RECENT_S,
-    RETURNS_S,  # (ROWS,) float64
-    REWARDS_S,  # (ROWS,) float32
-    ENDED_S,  # (ROWS,) bool
-    SETTINGS_S,  # (SETTINGS,) float64
-    FIELDS,
-) = range(15)
-
-EPSILON, CLIP_PAID, CLIP_NORMAL, DISCOUNT, SETTINGS = range(5)
+# What is processed for the rows of a policy. Names in -at are addresses, 0 where there is nothing.
+PROCESSING = record(
+    "rows",
+    "observed_at",  # (agents of all envs, width) float32: what they observe
+    "width",
+    "places_at",  # (rows,) int64: the agents among those of all envs
+    "numbers",  # that one of them observes
+    "seen_statistics_at",  # of their observations
+    "seen_recent_at",  # of those of the round
+    "divisors_at",  # (numbers,) float64: standard deviations
+    "paid_statistics_at",  # of the discounted returns of their running episodes
+    "paid_recent_at",
+    "returns_at",  # (rows,) float64
+    "rewards_at",  # (rows,) float32
+    "ended_at",  # (rows,) bool
+    floats=("epsilon", "clip_paid", "clip_normal", "discount"),
+)
 
 _BLOCK = 128  # numbers that NumPy adds up without dividing them into halves
 _f = np.float32
@@ -46,19 +43,18 @@ def doubles_at(address: int, size: int) -> Any:
 
 
 @strict_kernel
-def _take_in(addresses: Array, mean: Array, share: Array, rows: int) -> None:
+def _take_in(statistics: int, recent: int, mean: Array, share: Array, rows: int) -> None:
     """Take the moments of some rows into running statistics, as SB3's `RunningMeanStd.update_from_moments`.
 
     Args:
-        addresses: of the statistics; 0: there are none.
+        statistics: their address.
+        recent: the address of those of the round; 0: there are none.
         mean: (n,) float64.
         share: (n,) float64; the variances times the number of rows.
     """
     n = mean.shape[0]
-    for k in range(addresses.shape[0]):
-        if addresses[k] == 0:
-            continue
-        own = doubles_at(addresses[k], 2 * n + 1)
+    for k in range(2 if recent else 1):
+        own = doubles_at(recent if k else statistics, 2 * n + 1)
         count = own[2 * n]
         total = count + rows
         for j in range(n):
@@ -69,7 +65,7 @@ def _take_in(addresses: Array, mean: Array, share: Array, rows: int) -> None:
 
 
 @strict_kernel
-def take_in_rows(addresses: Array, seen: FloatArray) -> None:
+def _take_in_rows(statistics: int, recent: int, seen: FloatArray) -> None:
     """Take (rows, n) float32 observations, n > 1, into running statistics; NumPy adds up such rows one by one."""
     rows, n = seen.shape
     mean, share = np.empty(n), np.empty(n)
@@ -86,7 +82,7 @@ def take_in_rows(addresses: Array, seen: FloatArray) -> None:
             sums[j] += off * off
     for j in range(n):
         share[j] = _f(_f(sums[j] / rows) * _f(rows))
-    _take_in(addresses, mean, share, rows)
+    _take_in(statistics, recent, mean, share, rows)
 
 
 @strict_kernel
@@ -125,7 +121,7 @@ def sum_of(values: Array) -> float:
 
 
 @strict_kernel
-def take_in_numbers(addresses: Array, values: Array) -> None:
+def _take_in_numbers(statistics: int, recent: int, values: Array) -> None:
     """Take (n,) float64 numbers into running statistics of one."""
     n = values.shape[0]
     mean, share, off = np.empty(1), np.empty(1), np.empty(n)
@@ -133,52 +129,51 @@ def take_in_numbers(addresses: Array, values: Array) -> None:
     for i in range(n):
         off[i] = (values[i] - mean[0]) * (values[i] - mean[0])
     share[0] = sum_of(off) / n * n
-    _take_in(addresses, mean, share, n)
+    _take_in(statistics, recent, mean, share, n)
 
 
 @strict_kernel
-def _process_observations(table: Array, epsilon: float) -> None:
+def _process_observations(table: Any) -> None:
     """Take in what the rows observe after a step."""
-    rows, n, width = table[ROWS], table[NUMBERS], table[WIDTH]
-    places, seen = carray(pointer(table[PLACES_S]), (rows,), np.int64), np.empty((rows, n), np.float32)
+    rows, n, width = table.rows, table.numbers, table.width
+    places, seen = carray(pointer(table.places_at), (rows,), np.int64), np.empty((rows, n), np.float32)
     for row in range(rows):
-        observed = vector_at(table[OBSERVED_S] + 4 * width * places[row], n)
+        observed = vector_at(table.observed_at + 4 * width * places[row], n)
         for j in range(n):
             seen[row, j] = observed[j]
-    take_in_rows(table[SEEN_STATISTICS_S : SEEN_RECENT_S + 1], seen)
-    own, divisors = doubles_at(table[SEEN_STATISTICS_S], 2 * n), doubles_at(table[DIVISORS_S], n)
+    _take_in_rows(table.seen_statistics_at, table.seen_recent_at, seen)
+    own, divisors = doubles_at(table.seen_statistics_at, 2 * n), doubles_at(table.divisors_at, n)
     for j in range(n):
-        divisors[j] = np.sqrt(own[n + j] + epsilon)
+        divisors[j] = np.sqrt(own[n + j] + table.epsilon)
 
 
 @strict_kernel
-def _process_rewards(table: Array, settings: Array) -> None:
+def _process_rewards(table: Any) -> None:
     """Clip rewards, and divide them by the standard deviation of discounted returns, which take them in first."""
-    rows, limit = table[ROWS], _f(settings[CLIP_PAID])
-    rewards, ended = vector_at(table[REWARDS_S], rows), carray(pointer(table[ENDED_S]), (rows,), np.bool_)
+    rows, limit = table.rows, _f(table.clip_paid)
+    rewards, ended = vector_at(table.rewards_at, rows), carray(pointer(table.ended_at), (rows,), np.bool_)
     for row in range(rows):
         rewards[row] = min(limit, max(-limit, rewards[row]))
-    if table[PAID_STATISTICS_S] == 0:
+    if table.paid_statistics_at == 0:
         return
-    returns = doubles_at(table[RETURNS_S], rows)
+    returns = doubles_at(table.returns_at, rows)
     for row in range(rows):
-        returns[row] = returns[row] * settings[DISCOUNT] + rewards[row]
-    take_in_numbers(table[PAID_STATISTICS_S : PAID_RECENT_S + 1], returns)
-    divisor = np.sqrt(doubles_at(table[PAID_STATISTICS_S], 3)[1] + settings[EPSILON])
+        returns[row] = returns[row] * table.discount + rewards[row]
+    _take_in_numbers(table.paid_statistics_at, table.paid_recent_at, returns)
+    divisor = np.sqrt(doubles_at(table.paid_statistics_at, 3)[1] + table.epsilon)
     for row in range(rows):
-        rewards[row] = min(settings[CLIP_NORMAL], max(-settings[CLIP_NORMAL], rewards[row] / divisor))
+        rewards[row] = min(table.clip_normal, max(-table.clip_normal, rewards[row] / divisor))
         if ended[row]:
             returns[row] = 0.0
 
 
 def _process(address: int) -> None:
-    table = carray(pointer(address), (FIELDS,), np.int64)
-    settings = doubles_at(table[SETTINGS_S], SETTINGS)
-    if table[SEEN_STATISTICS_S] != 0:
-        _process_observations(table, settings[EPSILON])
-    _process_rewards(table, settings)
+    table = carray(pointer(address), (1,), PROCESSING)[0]
+    if table.seen_statistics_at != 0:
+        _process_observations(table)
+    _process_rewards(table)
 
 
 def process() -> Any:
-    """Return the C function `void(address of a table)` that processes a step of the rows of a policy."""
+    """Return the C function `void(address of a record)` that processes a step of the rows of a policy."""
     return c_function(_process, what="the normalisation in rollouts: about 2 s of one core")
