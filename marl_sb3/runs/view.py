@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import time
 from typing import TYPE_CHECKING
 
 from marl_sb3.core.config.values import EXTERNAL, counted
-from marl_sb3.core.envs.registry import imported_modules
+from marl_sb3.core.envs.registry import NO_BATCHED_VERSION, imported_modules
 from marl_sb3.core.sb3.traits import trait
 from marl_sb3.core.training.results import ShowProgress
 from marl_sb3.envs.finding import importable_id
@@ -25,6 +26,7 @@ from marl_sb3.extensions.display.tables import (
     samples_table,
 )
 from marl_sb3.extensions.display.text import duration, number
+from marl_sb3.extensions.fast.speed import of_rollouts
 from marl_sb3.files.regular import last_line
 from marl_sb3.results.health import find_problems, hints
 from marl_sb3.results.reading import read_run
@@ -34,17 +36,19 @@ from marl_sb3.runs.start import remark_on_changes
 from marl_sb3.startup import COMPILING_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
-    from typing import Any
 
     from rich.console import Console
     from stable_baselines3.common.callbacks import BaseCallback
 
+    from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
     from marl_sb3.results.health import Problem
     from marl_sb3.runs.jobs import SeedRun, SeedRuns
     from marl_sb3.runs.run import Run
     from marl_sb3.runs.schema import TrainConfig
+
+_log = logging.getLogger(__name__)
 
 _MOST_POLICIES = 8  # of more policies, only the folder is printed, not each file
 _MUCH_COMPILING_S = 1.0  # so long in a run is said, and is no part of its rate
@@ -96,18 +100,22 @@ def print_start(console: Console, run: Run) -> None:
         _print_lines(console, [f"resuming from {run.checkpoint}, after {done}"])
     remark, settings = remark_on_changes(run), _settings(run.config, f"seed {run.config.seed}")
     remarks = [] if remark is None else [remark]
-    slow = _slow_updates(run.algorithm.policies)
+    slow = _slow(run.algorithm)
     _print_lines(console, [*remarks, *settings, *slow, *run.started_from, f"run folder: {run.files.shown}"])
 
 
-def _slow_updates(policies: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for all policies that take the slow path for the same reason."""
+def _slow(training: MultiAgentAlgorithm) -> Iterator[str]:
+    """Yield a line for all policies that are slow for the same reason, and one for envs without their compiled twin."""
     found: dict[str, list[str]] = {}
-    for policy_id, algorithm in policies.items():
+    tells_all = _log.isEnabledFor(logging.INFO)  # then each policy has said it
+    for policy_id, algorithm in () if tells_all else training.policies.items():
         if trait(algorithm, "why_slow")() is not None:
-            found.setdefault(algorithm.described_path(), []).append(policy_id)
+            found.setdefault(trait(algorithm, "described_path")(), []).append(policy_id)
     for path, ids in found.items():
         yield f"policy {ids[0]}: {path}" if len(ids) == 1 else f"{len(ids)} policies: {path}"
+    why_not = training.env.why_not_batched
+    if why_not is not None and (tells_all or why_not != NO_BATCHED_VERSION):
+        yield of_rollouts(why_not)
 
 
 def _settings(config: TrainConfig, seeds: str) -> Iterator[str]:

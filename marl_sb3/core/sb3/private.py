@@ -176,23 +176,26 @@ def all_callbacks(callback: Any) -> Iterator[BaseCallback]:
         yield from all_callbacks(each)
 
 
-def has_step_hook(callback: Any) -> bool:
-    """Whether a callback runs code of a user's within a rollout, which may change the policy there."""
+def has_step_hook(callback: Any, *, unless_said: bool = False) -> bool:
+    """Whether a callback runs code of a user's within a rollout, which may change the policy there.
+
+    Args:
+        unless_said: whether callbacks do not count that say `sees_steps = False`: they may be called once for many.
+    """
+    of_inner = any(has_step_hook(each, unless_said=unless_said) for each in _inner(callback))
+    if of_inner or (unless_said and not getattr(callback, "sees_steps", True)):
+        return of_inner
     if isinstance(callback, ConvertCallback) and callback.callback is not None:  # SB3 makes one without, too
         return True
     hooks = [hook for name in _WITHIN_ROLLOUTS if (hook := getattr(type(callback), name, None))]
     own = [hook for hook in hooks if hook.__module__.partition(".")[0] not in _LIBRARIES]
-    return (
-        not _WITHIN_ROLLOUTS.isdisjoint(vars(callback))
-        or not all(map(_only_returns_true, own))
-        or any(map(has_step_hook, _inner(callback)))
-    )
+    return not _WITHIN_ROLLOUTS.isdisjoint(vars(callback)) or not all(map(_only_returns_true, own))
 
 
 def sees_steps(callback: Any) -> bool:
     """Whether a callback has to be called in each step, and not once for many; it may say so in `sees_steps`."""
     own = [each for each in all_callbacks(callback) if getattr(each, "sees_steps", True)]
-    return has_step_hook(callback) or not all(_only_returns_true(type(each)._on_step) for each in own)
+    return has_step_hook(callback, unless_said=True) or not all(_only_returns_true(type(each)._on_step) for each in own)
 
 
 def _only_returns_true(hook: Any) -> bool:

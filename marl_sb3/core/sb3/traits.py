@@ -74,7 +74,11 @@ class AlgorithmTraits:
         return None
 
     def why_slow(self) -> str | None:
-        """Return why PyTorch computes updates although compiled code is faster, if nobody asked for it; else None."""
+        """Return why PyTorch acts or computes updates though compiled code is faster, if nobody asked for it."""
+
+    def described_path(self) -> str:
+        """Return what chooses the actions and computes the updates, in words."""
+        return f"PyTorch chooses the actions and computes the updates, as {type(self).__name__} has no compiled kernels"
 
 
 def trait(algorithm: Any, name: str) -> Any:

@@ -212,11 +212,11 @@ class RecurrentPPO(FusedOnPolicy, FusedRollouts, sb3_contrib.RecurrentPPO):
         return PathStillValid(self, [], settings=[(self, ["rollout_buffer"])])
 
     @override
-    def path_and_reason(self) -> tuple[str, str]:
-        path, reason = super().path_and_reason()
+    def why_slow(self) -> str | None:
+        if self.update_path != "auto":
+            return None
         covered = memory_coverage(self, trains=True)
-        why_not = covered if isinstance(covered, str) else covered.why_not()
-        return (path, why_not) if path == "fused" and why_not else (path, reason)
+        return self.why_not_fused() or (covered if isinstance(covered, str) else covered.why_not())
 
     @override
     def _in_kernels_form(self, validity: PathStillValid) -> Any:

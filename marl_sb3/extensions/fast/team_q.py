@@ -48,6 +48,7 @@ class TeamQLearning(MaskedQLearning, DQN):
             section 12.1), cut off after `n_steps`. 1: the last one alone counts.
     """
 
+    updates_fused = False
     needs_masks = False  # where the env gives none, all actions are allowed
     not_in_sb3 = "draws single agents"
     mixes: ClassVar[bool] = False  # whether a network mixes the values of the agents
