@@ -10,13 +10,15 @@ import re
 from collections.abc import Mapping
 
 # Reason -> what to set, or to do, so that it does not apply; "": nothing but another network, space or algorithm. The
-# first one that fits counts; `{}` stands for a name.
+# first one that fits counts; `{}` stands for any text.
 
 # Why the kernels do not choose the actions of a policy, or do not compute its updates.
 OF_POLICIES: Mapping[str, str] = {
     "device {}": "device=cpu",
     "gSDE": "use_sde=false",
-    "features extractor {}": "policy=MlpPolicy, or policy_kwargs.features_extractor_class=mlp",
+    "features extractor NatureCNN": "",
+    "features extractor CombinedExtractor": "",
+    "features extractor {}": "policy_kwargs.features_extractor_class=mlp",
     "features extractors that are not shared": "policy_kwargs.share_features_extractor=true",
     "activation {}": "policy_kwargs.activation_fn=tanh, or relu",
     "optimizer {}": "policy_kwargs.optimizer_class=adam",
@@ -25,8 +27,7 @@ OF_POLICIES: Mapping[str, str] = {
     "amsgrad or maximize": "policy_kwargs.optimizer_kwargs={amsgrad: false, maximize: false}",
     "several parameter groups": "an optimizer with one group",
     "an optimizer of other parameters": "an optimizer of all parameters of the policy, in their order",
-    "hooks of the {}": "no hooks",
-    "hooks of parameters": "no hooks",
+    "hooks of {}": "no hooks",
     "replaced methods of {}": "a callback in their place",
     "a replaced {}": "a callback in its place",
     "frozen parameters": "requires_grad=True for all of them",
@@ -38,7 +39,7 @@ OF_POLICIES: Mapping[str, str] = {
     "layers other than linear ones and activations": "policy_kwargs.net_arch alone",
     "policy class Dueling{}": "policy_kwargs.dueling=false",
     "policy class {}MemoryPolicy": "policy_kwargs.cell=lstm",
-    "policy class MemoryPolicy": "policy_kwargs.cell=lstm",
+    "policy class {}CnnPolicy": "",
     "policy class {}": "policy=MlpPolicy, or MlpLstmPolicy for RecurrentPPO",
     "network class {}": "the networks of MlpPolicy",
     "a policy that acts by another network": "",
@@ -87,7 +88,7 @@ def remedy_of(reason: str) -> str:
     """Return what to set or to do about a reason; "" if there is nothing, or the reason is not known."""
     reason = re.sub(r"\Apolicy [^ ]+: ", "", reason)
     for words, remedy in {**OF_POLICIES, **OF_ROLLOUTS}.items():
-        if re.fullmatch(re.escape(words).replace(r"\{\}", ".+"), reason, re.DOTALL):
+        if re.fullmatch(re.escape(words).replace(r"\{\}", ".*"), reason, re.DOTALL):
             return remedy
     return ""
 
@@ -117,12 +118,3 @@ def of_policy(acts: bool, updates: bool, reason: str | None) -> str:
 def of_rollouts(reason: str | None) -> str:
     """Say how the steps of rollouts are taken; the reason is why they are not taken in one call, None if they are."""
     return "rollouts: one compiled call each" if reason is None else f"rollouts: single steps{because(reason)}"
-
-
-def tables() -> dict[str, str]:
-    """Return the tables of reasons for docs/how_to/speed.md, by their names there."""
-    found = {}
-    for name, reasons in (("reasons of policies", OF_POLICIES), ("reasons of rollouts", OF_ROLLOUTS)):
-        rows = [f"| {words.replace('{}', '...')} | {remedy or '-'} |" for words, remedy in reasons.items()]
-        found[name] = "\n".join(["| reason | faster with |", "| --- | --- |", *rows])
-    return found
