@@ -8,8 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from marl_sb3.core.config.values import EXTERNAL, counted
-from marl_sb3.core.envs.registry import NO_BATCHED_VERSION, imported_modules
-from marl_sb3.core.sb3.traits import trait
+from marl_sb3.core.envs.registry import imported_modules
 from marl_sb3.core.training.results import ShowProgress
 from marl_sb3.envs.finding import importable_id
 from marl_sb3.errors import ConfigError
@@ -26,7 +25,7 @@ from marl_sb3.extensions.display.tables import (
     samples_table,
 )
 from marl_sb3.extensions.display.text import duration, number
-from marl_sb3.extensions.fast.speed import of_rollouts
+from marl_sb3.extensions.fast.speed import OF_ALGORITHMS, of_rollouts, of_stock
 from marl_sb3.files.regular import last_line
 from marl_sb3.results.health import find_problems, hints
 from marl_sb3.results.reading import read_run
@@ -36,8 +35,9 @@ from marl_sb3.runs.start import remark_on_changes
 from marl_sb3.startup import COMPILING_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+    from typing import Any
 
     from rich.console import Console
     from stable_baselines3.common.callbacks import BaseCallback
@@ -107,14 +107,18 @@ def print_start(console: Console, run: Run) -> None:
 def _slow(training: MultiAgentAlgorithm) -> Iterator[str]:
     """Yield a line for all policies that are slow for the same reason, and one for envs without their compiled twin."""
     found: dict[str, list[str]] = {}
-    tells_all = _log.isEnabledFor(logging.INFO)  # then each policy has said it
-    for policy_id, algorithm in () if tells_all else training.policies.items():
-        if trait(algorithm, "why_slow")() is not None:
-            found.setdefault(trait(algorithm, "described_path")(), []).append(policy_id)
+    tells_all = _log.isEnabledFor(logging.INFO)  # then policies with kernels have said it already
+    policies: Mapping[str, Any] = training.policies
+    for policy_id, algorithm in policies.items():
+        has_kernels = hasattr(algorithm, "described_path")
+        if tells_all and not has_kernels:
+            found.setdefault(of_stock(type(algorithm).__name__), []).append(policy_id)
+        elif has_kernels and not tells_all and algorithm.why_slow() is not None:
+            found.setdefault(algorithm.described_path(), []).append(policy_id)
     for path, ids in found.items():
         yield f"policy {ids[0]}: {path}" if len(ids) == 1 else f"{len(ids)} policies: {path}"
     why_not = training.env.why_not_batched
-    if why_not is not None and (tells_all or why_not != NO_BATCHED_VERSION):
+    if why_not is not None and (tells_all or why_not not in OF_ALGORITHMS):
         yield of_rollouts(why_not)
 
 

@@ -135,9 +135,6 @@ def _accepted() -> str:
     return f"{', '.join(first)} or {last}"
 
 
-NO_BATCHED_VERSION = "the env has no batched version (`make_batched`)"
-
-
 def why_not_batched(factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> str | None:
     """Say why there is no batched env; None: the factory's `make_batched(num_envs, **env_kwargs)` makes it.
 
@@ -145,7 +142,7 @@ def why_not_batched(factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> str |
     """
     own: Mapping[str, Any] = getattr(factory, "__dict__", {})
     if "make_batched" not in own:
-        return NO_BATCHED_VERSION
+        return "the env has no batched version (`make_batched`)"
     return own.get("why_not_batched", lambda _: None)(env_kwargs)  # type: ignore[no-any-return]
 
 

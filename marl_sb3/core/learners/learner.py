@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -45,8 +44,6 @@ from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.doors import Engine, ExperienceMaker, imported
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import GoalRewards, PolicyID
-
-_log = logging.getLogger(__name__)
 
 
 class Update(NamedTuple):
@@ -236,8 +233,6 @@ class Learner(Stateful, ABC):
             learner.parts = [*learner.parts, part]
             learner._states.update(part.states)
             learner._recorded_as = {**learner._recorded_as, **part.metrics}
-        if learns_here:  # not once more in each shard
-            _log.info("policy %s: %s", rows.policy_id, trait(algorithm, "described_path")())
         learner.metric_names = list(learner._recorded_as)
         learner.schedules = coefficients(spec.hyperparameters.get("ent_coef"))
         return learner

@@ -73,13 +73,6 @@ class AlgorithmTraits:
             raise ConfigError(f"policy {policy_id!r}: {words}; accepted: auto or torch", key="update_path")
         return None
 
-    def why_slow(self) -> str | None:
-        """Return why PyTorch acts or computes updates though compiled code is faster, if nobody asked for it."""
-
-    def described_path(self) -> str:
-        """Return what chooses the actions and computes the updates, in words."""
-        return f"PyTorch chooses the actions and computes the updates, as {type(self).__name__} has no compiled kernels"
-
 
 def trait(algorithm: Any, name: str) -> Any:
     """Return an attribute of an algorithm, or of a class of these; else what `AlgorithmTraits` has in its place."""

@@ -54,12 +54,13 @@ OF_POLICIES: Mapping[str, str] = {
     "a critic of another kind": "the critic of MlpLstmPolicy",
 }
 
-# Why not all steps of a rollout are taken in one call. First the reasons that follow from the choice of an algorithm,
+# Why not all steps of a rollout are taken in one call. First the reasons that follow from algorithm and env alone,
 # or were given for the policy already: only `-v` says them.
 OF_ALGORITHMS: Mapping[str, str] = {
     "PyTorch chooses its actions": "",
     "it has memory, or an explorer": "",
     "it does not learn from rollouts": "",
+    "the env has no batched version (`make_batched`)": "compiled rules, see docs/how_to/compiled_envs.md",
 }
 OF_ROLLOUTS: Mapping[str, str] = {
     **OF_ALGORITHMS,
@@ -79,7 +80,6 @@ OF_ROLLOUTS: Mapping[str, str] = {
     "it normalises a single number, which NumPy adds up in another order": "normalize_observations=false",
     "NumPy is older than 2.0": "NumPy 2",
     "its observations, rewards or actions are processed": "",
-    "the env has no batched version (`make_batched`)": "compiled rules, see compiled_envs.md",
     "render_mode is {}": "no render_mode",
 }
 
@@ -113,6 +113,11 @@ def of_policy(acts: bool, updates: bool, reason: str | None) -> str:
     if reason is not None:
         return f"{torch}, not the faster kernels{because(reason)}"
     return f"compiled kernels choose the actions, {torch}" if acts else f"{torch}, as update_path says"
+
+
+def of_stock(algorithm: str) -> str:
+    """Say the same of an algorithm, by the name of its class, that has no kernels."""
+    return f"PyTorch chooses the actions and computes the updates, as {algorithm} has no compiled kernels"
 
 
 def of_rollouts(reason: str | None) -> str:

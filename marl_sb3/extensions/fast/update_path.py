@@ -165,7 +165,7 @@ class TwoPaths:
         return self.kernels()
 
     def prepare_engine(self, policy_id: str, update_path: str, *, has_more_losses: bool) -> Engine | None:
-        """Set the path, and check that it covers the policy; see `AlgorithmTraits`.
+        """Set the path, check that it covers the policy, and log which one is taken; see `AlgorithmTraits`.
 
         Only a `FusedOnPolicy` has an engine: the other algorithms with two paths have kernels within their own
         `train()`.
@@ -178,6 +178,8 @@ class TwoPaths:
             self.update_path = update_path
         if self.takes_fused_path():
             load_blas()
+        if _log.isEnabledFor(logging.INFO):
+            _log.info("%s: %s", self.known_as, self.described_path())
         return None
 
     def _is_made(self) -> bool:
