@@ -25,7 +25,7 @@ from marl_sb3.extensions.display.tables import (
     samples_table,
 )
 from marl_sb3.extensions.display.text import duration, number
-from marl_sb3.extensions.fast.speed import OF_ALGORITHMS, of_rollouts, of_stock
+from marl_sb3.extensions.fast.speed import OF_ALGORITHMS, of_policy, of_rollouts
 from marl_sb3.files.regular import last_line
 from marl_sb3.results.health import find_problems, hints
 from marl_sb3.results.reading import read_run
@@ -112,7 +112,8 @@ def _slow(training: MultiAgentAlgorithm) -> Iterator[str]:
     for policy_id, algorithm in policies.items():
         has_kernels = hasattr(algorithm, "described_path")
         if tells_all and not has_kernels:
-            found.setdefault(of_stock(type(algorithm).__name__), []).append(policy_id)
+            said = of_policy(False, False, None, f"{type(algorithm).__name__} has no compiled kernels")
+            found.setdefault(said, []).append(policy_id)
         elif has_kernels and not tells_all and algorithm.why_slow() is not None:
             found.setdefault(algorithm.described_path(), []).append(policy_id)
     for path, ids in found.items():

@@ -80,8 +80,8 @@ class FusedOffPolicy(TwoPaths, OffPolicyAlgorithm):
         self.update_threads = threads
 
     def acting_kernels(self) -> Any:
-        """See `TwoPaths.acting_kernels`; None too if a subclass explores in its own way."""
-        return self.kernels() if type(self).predict is FusedOffPolicy.predict else None
+        """See `TwoPaths.acting_kernels`; None too if a subclass of a user's explores in its own way."""
+        return self.kernels() if type(self).predict.__module__.startswith(f"{__package__}.") else None
 
     @override
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:

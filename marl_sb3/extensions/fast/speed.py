@@ -75,8 +75,7 @@ OF_ROLLOUTS: Mapping[str, str] = {
     "observations are {}": "float32 observations, or int64 where they are choices",
     "it stacks observations of several axes": "frame_stack=1",
     "team_reward=shared is set": "team_reward=sum, or mean",
-    "{} is set": "the default",
-    "{} are set": "the defaults",
+    "{} set": "the defaults",
     "it normalises a single number, which NumPy adds up in another order": "normalize_observations=false",
     "NumPy is older than 2.0": "NumPy 2",
     "its observations, rewards or actions are processed": "",
@@ -84,13 +83,13 @@ OF_ROLLOUTS: Mapping[str, str] = {
 }
 
 
-def remedy_of(reason: str) -> str:
-    """Return what to set or to do about a reason; "" if there is nothing, or the reason is not known."""
+def remedy_of(reason: str) -> str | None:
+    """Return what to set or to do about a reason; "" if there is nothing, None if the reason is in no table."""
     reason = re.sub(r"\Apolicy [^ ]+: ", "", reason)
     for words, remedy in {**OF_POLICIES, **OF_ROLLOUTS}.items():
         if re.fullmatch(re.escape(words).replace(r"\{\}", ".*"), reason, re.DOTALL):
             return remedy
-    return ""
+    return None
 
 
 def because(reason: str) -> str:
@@ -99,25 +98,21 @@ def because(reason: str) -> str:
     return f" ({reason}); faster with {remedy}" if remedy else f" ({reason})"
 
 
-def of_policy(acts: bool, updates: bool, reason: str | None) -> str:
+def of_policy(acts: bool, updates: bool, reason: str | None, wanted: str = "update_path says") -> str:
     """Say what chooses the actions of a policy and computes its updates.
 
     Args:
         acts: whether the kernels choose the actions.
         updates: whether they compute the updates.
         reason: why they do not do both; None: it is to be so.
+        wanted: what says that they are to do neither.
     """
     if acts and updates:
         return "compiled kernels choose the actions and compute the updates"
     torch = "PyTorch computes the updates" if acts else "PyTorch chooses the actions and computes the updates"
     if reason is not None:
         return f"{torch}, not the faster kernels{because(reason)}"
-    return f"compiled kernels choose the actions, {torch}" if acts else f"{torch}, as update_path says"
-
-
-def of_stock(algorithm: str) -> str:
-    """Say the same of an algorithm, by the name of its class, that has no kernels."""
-    return f"PyTorch chooses the actions and computes the updates, as {algorithm} has no compiled kernels"
+    return f"compiled kernels choose the actions, {torch}" if acts else f"{torch}, as {wanted}"
 
 
 def of_rollouts(reason: str | None) -> str:

@@ -65,7 +65,7 @@ class TeamQLearning(MaskedQLearning, DQN):
 
     @override
     def acting_kernels(self) -> Any:
-        return self if type(self).predict is TeamQLearning.predict and self.kernels() is not None else None
+        return None if super().acting_kernels() is None else self
 
     def explore(self, observations: Any, action_masks: BoolArray | None = None) -> Array:
         """See `FusedReplayUpdate.explore`; each row by a chance of its own."""
