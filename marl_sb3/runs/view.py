@@ -117,7 +117,8 @@ def _slow(training: MultiAgentAlgorithm) -> Iterator[str]:
         elif has_kernels and not tells_all and algorithm.why_slow() is not None:
             found.setdefault(algorithm.described_path(), []).append(policy_id)
     for path, ids in found.items():
-        yield f"policy {ids[0]}: {path}" if len(ids) == 1 else f"{len(ids)} policies: {path}"
+        named = f"policies {', '.join(ids)}" if len(ids) <= _MOST_POLICIES else f"{len(ids)} policies"
+        yield f"policy {ids[0]}: {path}" if len(ids) == 1 else f"{named}: {path}"
     why_not = training.env.why_not_batched
     if why_not is not None and (tells_all or why_not not in OF_ALGORITHMS):
         yield of_rollouts(why_not)

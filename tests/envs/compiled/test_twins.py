@@ -196,8 +196,7 @@ def test_what_a_twin_does_not_cover_is_stepped_one_by_one() -> None:
         (SyncVecEnv, "render_mode is 'rgb_array'", {"render_mode": "rgb_array"}),
     ):
         made = make_vec_env("CartPole-v1", 2, **settings)  # type: ignore[arg-type]
-        assert isinstance(made, kind)
-        assert made.why_not_batched == why_not
+        assert (type(made), made.why_not_batched) == (kind, why_not)
     with pytest.raises(marl_sb3.errors.ConfigError, match="render_mode is 'rgb_array'; use the sync vectorizer"):
         make_vec_env("CartPole-v1", 2, vectorizer="batched", render_mode="rgb_array")
 

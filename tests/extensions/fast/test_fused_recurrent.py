@@ -86,12 +86,11 @@ def test_kernels_train_as_pytorch_does(name: str) -> None:
 
 
 LEFT_TO_PYTORCH = {
-    "PyTorch computes the updates, not the faster kernels (dropout)": (
-        {"n_lstm_layers": 2, "lstm_kwargs": {"dropout": 0.5}}
-    ),
-    "computes the updates, not the faster kernels (policy class MemoryPolicy); faster with policy_kwargs.cell=lstm": (
-        {"cell": "gru"}
-    ),
+    "PyTorch computes the updates, not the faster kernels (dropout)": {
+        "n_lstm_layers": 2,
+        "lstm_kwargs": {"dropout": 0.5},
+    },
+    "chooses the actions and computes the updates, not the faster kernels (policy class MemoryPolicy)": {"cell": "gru"},
 }
 
 
