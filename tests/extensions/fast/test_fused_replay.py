@@ -330,18 +330,18 @@ def test_it_follows_when_pytorch_puts_other_tensors_in_place(change: str) -> Non
     assert_close(found, expected)
 
 
-CHANGES: dict[str, Callable[[Any], Any]] = {
+LATER: dict[str, Callable[[Any], Any]] = {
     "a hook": lambda a: a.policy.q_net.q_net[0].register_forward_hook(lambda *_: None),
     "frozen parameters": lambda a: a.policy.q_net.q_net[0].weight.requires_grad_(False),
     "a replaced method": lambda a: setattr(a.policy.q_net, "forward", a.policy.q_net.forward),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", LATER)
 def test_what_is_no_longer_covered_pytorch_trains(change: str) -> None:
     algorithm = trained_once(model(marl_sb3.DQN, "DQN"))
     assert algorithm.kernels() is algorithm.kernels() is not None
-    CHANGES[change](algorithm)
+    LATER[change](algorithm)
     assert algorithm.kernels() is None
 
 
@@ -373,10 +373,10 @@ UNCOVERED: dict[str, tuple[str, dict[str, Any], Callable[[Any], None], str]] = {
     "weight decay": ("SAC", {"policy_kwargs": {"optimizer_kwargs": {"weight_decay": 1e-3}}}, _nothing, "weight decay"),
     "gSDE": ("SAC", {"use_sde": True}, _nothing, "gSDE"),
     "no hidden layers": ("SAC", {"policy_kwargs": {"net_arch": []}}, _nothing, "layers other than"),
-    "a hook": ("DQN", {}, CHANGES["a hook"], "hooks of the network"),
-    "frozen parameters": ("DQN", {}, CHANGES["frozen parameters"], "frozen"),
+    "a hook": ("DQN", {}, LATER["a hook"], "hooks of the network"),
+    "frozen parameters": ("DQN", {}, LATER["frozen parameters"], "frozen"),
     "another layer": ("DQN", {}, lambda a: a.policy.q_net.q_net.insert(1, nn.LayerNorm(8)), "layers other than"),
-    "a replaced method": ("DQN", {}, CHANGES["a replaced method"], "replaced methods"),
+    "a replaced method": ("DQN", {}, LATER["a replaced method"], "replaced methods"),
     "a transposed parameter": ("DQN", {}, _transposed, "transposed"),
     "a parameter that the optimizer does not know": ("DQN", {}, _replaced_parameter, "other parameters"),
 }
