@@ -19,6 +19,7 @@ from measured import in_page, read
 
 from marl_sb3.cli import COMMANDS, documented
 from marl_sb3.extensions.dialects.table import COUNTERPARTS, LATER, NAMES, NETWORK, PAGE, PARTS, in_yaml
+from marl_sb3.extensions.fast import speed
 from marl_sb3.extensions.fast.builtin import ALGORITHMS
 from marl_sb3.runs.schema import SECTIONS, TrainConfig
 from marl_sb3.tools.examining.checks import CHECKS
@@ -299,10 +300,22 @@ PAGES = {
 }
 
 
+def speed_page(text: str) -> str:
+    """The text of the page on speed with the tables of all reasons why compiled code is not used."""
+    for name, reasons in (("policies", speed.OF_POLICIES), ("rollouts", speed.OF_ROLLOUTS)):
+        rows = [f"| {words.replace('{}', '...')} | {_in_cell(remedy)} |" for words, remedy in reasons.items()]
+        table = "\n".join(["| reason | faster with |", "| --- | --- |", *rows])
+        marks = f"<!-- reasons of {name} -->\n", f"\n<!-- end of the reasons of {name} -->"
+        before, _, rest = text.partition(marks[0])
+        text = before + marks[0] + table + marks[1] + rest.partition(marks[1])[2]
+    return text
+
+
 def all_pages() -> dict[str, str]:
     """All generated pages, by their file names below `docs/`, and those in which figures are measured."""
     texts = {page: (HERE.parent / page).read_text(encoding="utf-8") for page in read()["pages"]}
     measured = {f"../{page}": in_page(page, text) for page, text in texts.items()}
+    measured["how_to/speed.md"] = speed_page((HERE / "how_to/speed.md").read_text(encoding="utf-8"))
     return {**measured, **{f"reference/{name}": page() for name, page in PAGES.items()}, **algorithm_pages()}
 
 

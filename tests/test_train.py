@@ -74,11 +74,13 @@ def test_output_that_is_no_terminal_gets_plain_lines(in_tmp: Path, capsys: pytes
 
 
 def test_the_slow_path_is_said_in_one_line_with_its_reason(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    why = "policy shared: PyTorch computes the updates, not the faster kernels (weight decay)"
+    why, remedy = "(weight decay); faster with ", "policy_kwargs.optimizer_kwargs={weight_decay: 0}"
     slow = [*TINY, "--set", "policy_kwargs.optimizer_kwargs={weight_decay: 0.1}"]
-    for options, said in ((slow, 1), ([*slow, "--set", "update_path=torch"], 0), (TINY, 0)):
+    forced = [*slow, "--set", "update_path=torch"]
+    for options, said in ((slow, 1), ([*slow, "-v"], 1), (forced, 0), (TINY, 0), ([*slow, "--set", remedy], 0)):
         assert main(options) == 0
-        assert capsys.readouterr().out.splitlines().count(why) == said
+        output = capsys.readouterr()
+        assert (output.out + output.err).count(why + remedy) == said
 
 
 @pytest.mark.parametrize(

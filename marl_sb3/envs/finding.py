@@ -32,7 +32,6 @@ from marl_sb3.core.envs.registry import (
     import_from_here,
     imported_modules,
     module_id,
-    why_not_batched,
 )
 from marl_sb3.doors import EnvFinder, imported
 from marl_sb3.errors import ConfigError, did_you_mean
@@ -174,7 +173,7 @@ def _of_spec(kind: str, spec: Any) -> EnvFactory:
     try:
         entry_point = imported(entry_point)
         factory.__signature__ = inspect.signature(entry_point)
-        own = ("make_batched", "why_not_batched") if why_not_batched(entry_point, {}) is None else ()
+        own = ("make_batched", "why_not_batched") if "make_batched" in vars(entry_point) else ()
         vars(factory).update({name: getattr(entry_point, name) for name in own if hasattr(entry_point, name)})
     except (ImportError, ValueError):
         pass  # making the env reports it

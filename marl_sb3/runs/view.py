@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import time
 from typing import TYPE_CHECKING
 
 from marl_sb3.core.config.values import EXTERNAL, counted
 from marl_sb3.core.envs.registry import imported_modules
-from marl_sb3.core.sb3.traits import trait
 from marl_sb3.core.training.results import ShowProgress
 from marl_sb3.envs.finding import importable_id
 from marl_sb3.errors import ConfigError
@@ -25,6 +25,7 @@ from marl_sb3.extensions.display.tables import (
     samples_table,
 )
 from marl_sb3.extensions.display.text import duration, number
+from marl_sb3.extensions.fast.speed import OF_ALGORITHMS, of_policy, of_rollouts
 from marl_sb3.files.regular import last_line
 from marl_sb3.results.health import find_problems, hints
 from marl_sb3.results.reading import read_run
@@ -41,10 +42,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from stable_baselines3.common.callbacks import BaseCallback
 
+    from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
     from marl_sb3.results.health import Problem
     from marl_sb3.runs.jobs import SeedRun, SeedRuns
     from marl_sb3.runs.run import Run
     from marl_sb3.runs.schema import TrainConfig
+
+_log = logging.getLogger(__name__)
 
 _MOST_POLICIES = 8  # of more policies, only the folder is printed, not each file
 _MUCH_COMPILING_S = 1.0  # so long in a run is said, and is no part of its rate
@@ -96,18 +100,28 @@ def print_start(console: Console, run: Run) -> None:
         _print_lines(console, [f"resuming from {run.checkpoint}, after {done}"])
     remark, settings = remark_on_changes(run), _settings(run.config, f"seed {run.config.seed}")
     remarks = [] if remark is None else [remark]
-    slow = _slow_updates(run.algorithm.policies)
+    slow = _slow(run.algorithm)
     _print_lines(console, [*remarks, *settings, *slow, *run.started_from, f"run folder: {run.files.shown}"])
 
 
-def _slow_updates(policies: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for all policies that take the slow path for the same reason."""
+def _slow(training: MultiAgentAlgorithm) -> Iterator[str]:
+    """Yield a line for all policies that are slow for the same reason, and one for envs without their compiled twin."""
     found: dict[str, list[str]] = {}
+    tells_all = _log.isEnabledFor(logging.INFO)  # then policies with kernels have said it already
+    policies: Mapping[str, Any] = training.policies
     for policy_id, algorithm in policies.items():
-        if trait(algorithm, "why_slow")() is not None:
+        has_kernels = hasattr(algorithm, "described_path")
+        if tells_all and not has_kernels:
+            said = of_policy(False, False, None, f"{type(algorithm).__name__} has no compiled kernels")
+            found.setdefault(said, []).append(policy_id)
+        elif has_kernels and not tells_all and algorithm.why_slow() is not None:
             found.setdefault(algorithm.described_path(), []).append(policy_id)
     for path, ids in found.items():
-        yield f"policy {ids[0]}: {path}" if len(ids) == 1 else f"{len(ids)} policies: {path}"
+        named = f"policies {', '.join(ids)}" if len(ids) <= _MOST_POLICIES else f"{len(ids)} policies"
+        yield f"policy {ids[0]}: {path}" if len(ids) == 1 else f"{named}: {path}"
+    why_not = training.env.why_not_batched
+    if why_not is not None and (tells_all or why_not not in OF_ALGORITHMS):
+        yield of_rollouts(why_not)
 
 
 def _settings(config: TrainConfig, seeds: str) -> Iterator[str]:

@@ -162,10 +162,8 @@ def _inner(callback: Any) -> list[Any]:
     """Return the callbacks that a list or an event callback of SB3 has."""
     if isinstance(callback, CallbackList):
         return list(callback.callbacks)
-    if not isinstance(callback, EventCallback):
-        return []
-    of_event = (callback.callback, getattr(callback, "callback_on_new_best", None))
-    return [each for each in of_event if each is not None]
+    of_event = ("callback", "callback_on_new_best") if isinstance(callback, EventCallback) else ()
+    return [each for name in of_event if (each := getattr(callback, name, None)) is not None]
 
 
 def all_callbacks(callback: Any) -> Iterator[BaseCallback]:
@@ -176,23 +174,22 @@ def all_callbacks(callback: Any) -> Iterator[BaseCallback]:
         yield from all_callbacks(each)
 
 
-def has_step_hook(callback: Any) -> bool:
-    """Whether a callback runs code of a user's within a rollout, which may change the policy there."""
+def has_step_hook(callback: Any, *, asks: bool = False) -> bool:
+    """Whether code of a user's runs within a rollout; with `asks`, not counting those with `sees_steps = False`."""
+    of_inner = any(has_step_hook(each, asks=asks) for each in _inner(callback))
+    if of_inner or (asks and not getattr(callback, "sees_steps", True)):
+        return of_inner
     if isinstance(callback, ConvertCallback) and callback.callback is not None:  # SB3 makes one without, too
         return True
     hooks = [hook for name in _WITHIN_ROLLOUTS if (hook := getattr(type(callback), name, None))]
     own = [hook for hook in hooks if hook.__module__.partition(".")[0] not in _LIBRARIES]
-    return (
-        not _WITHIN_ROLLOUTS.isdisjoint(vars(callback))
-        or not all(map(_only_returns_true, own))
-        or any(map(has_step_hook, _inner(callback)))
-    )
+    return not _WITHIN_ROLLOUTS.isdisjoint(vars(callback)) or not all(map(_only_returns_true, own))
 
 
 def sees_steps(callback: Any) -> bool:
     """Whether a callback has to be called in each step, and not once for many; it may say so in `sees_steps`."""
     own = [each for each in all_callbacks(callback) if getattr(each, "sees_steps", True)]
-    return has_step_hook(callback) or not all(_only_returns_true(type(each)._on_step) for each in own)
+    return has_step_hook(callback, asks=True) or not all(_only_returns_true(type(each)._on_step) for each in own)
 
 
 def _only_returns_true(hook: Any) -> bool:

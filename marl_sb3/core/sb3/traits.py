@@ -73,9 +73,6 @@ class AlgorithmTraits:
             raise ConfigError(f"policy {policy_id!r}: {words}; accepted: auto or torch", key="update_path")
         return None
 
-    def why_slow(self) -> str | None:
-        """Return why PyTorch computes updates although compiled code is faster, if nobody asked for it; else None."""
-
 
 def trait(algorithm: Any, name: str) -> Any:
     """Return an attribute of an algorithm, or of a class of these; else what `AlgorithmTraits` has in its place."""

@@ -69,6 +69,7 @@ class MultiAgentVecEnv(ABC):
     A vectorizer implements `_reset`, `_send` and `_recv`, and sets `_latest` in `_set_state`.
     """
 
+    why_not_batched: str | None = None  # why envs are stepped one by one that may have been a batch
     execution: Execution | str = IN_THIS_PROCESS  # steps the envs in a training; or its place, for `doors.imported`
     # whether a step may leave out envs, because clients step them; see `VecStep.stepped`
     steps_apart: ClassVar[bool] = False

@@ -40,7 +40,10 @@ def _require_maker(env: Any) -> None:
 
 
 def _auto(request: VecEnvRequest) -> MultiAgentVecEnv:
-    return VECTORIZERS["sync" if why_not_batched(request.factory, request.env_kwargs) else "batched"](request)
+    why_not = why_not_batched(request.factory, request.env_kwargs)
+    made = VECTORIZERS["batched" if why_not is None else "sync"](request)
+    made.why_not_batched = why_not
+    return made
 
 
 VECTORIZERS.add("auto", _auto)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import logging
 import threading
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -19,8 +18,6 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.core.config.algorithms import place_of
-
-_log = logging.getLogger(__name__)
 
 # Module -> the beginnings of the SHA-256 of its text, in the versions with which the twins were compared. A new version
 # of a package needs `pytest tests/envs/compiled/test_twins.py -m "proof or not proof"`, then lines of `digest_of` here.
@@ -104,7 +101,7 @@ def why_not_original(modules: Iterable[str], env: Any, anew: Callable[[types.Mod
 
 
 def why_not_own(*modules: str) -> str | None:
-    """Say which part of modules of this package somebody has replaced, and log it; None: all is as in their files."""
+    """Say which part of modules of this package somebody has replaced; None: all is as in their files."""
     for name in modules:
         module = importlib.import_module(name)
         if not (digest := digest_of(module)):
@@ -112,8 +109,7 @@ def why_not_own(*modules: str) -> str | None:
         made = _made_again(module, digest)
         replaced = _Comparison(module, made).of_members(vars(module), vars(made), name)
         if replaced is not None:
-            _log.info("envs are stepped one by one: %s", why := f"{replaced} is not that of its package")
-            return why
+            return f"{replaced} is not that of its package"
     return None
 
 

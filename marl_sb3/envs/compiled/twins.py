@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from marl_sb3.envs.compiled.comparing import first_difference
 from marl_sb3.envs.compiled.originals import KNOWN, why_not_original
 from marl_sb3.envs.compiled.random import words_of
 from marl_sb3.envs.compiled.rules import CompiledRules
-
-_log = logging.getLogger(__name__)
 
 WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)  # those that `gymnasium.make` puts around an env
 # The modules of these, and of what all envs of Gymnasium call.
@@ -69,19 +66,16 @@ class Twin(ABC):
         """
 
     def why_not(self, factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> str | None:
-        """Say why the twin is not used, and log it; None if it is used."""
+        """Say why the twin is not used; None if it is used."""
         env: Any = make_env(factory, 0, env_kwargs)
         try:
             why_not = self.refusal(env, env_kwargs)
             key = f"{type(env.unwrapped)} {getattr(getattr(env, 'env', None), 'spec', None)} {dict(env_kwargs)}"
             if why_not is None and key not in _sampled:
                 _sampled[key] = self._sample(factory, env_kwargs)
-            why_not = why_not or _sampled[key]
+            return why_not or _sampled[key]
         finally:
             env.close()
-        if why_not is not None:
-            _log.info("envs are stepped one by one: %s", why_not)
-        return why_not
 
     def _sample(self, factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> str | None:
         original = SyncVecEnv(lambda index: make_env(factory, index, env_kwargs), 1, 0)

@@ -26,12 +26,11 @@ from marl_sb3.core.training.setup import Setup, local_runner
 from marl_sb3.extensions.fast.coverage import first_reason
 from marl_sb3.extensions.fast.rollout_call import EpisodesToCome, RolloutCall
 from marl_sb3.extensions.fast.rollout_processing import why_not_processed
+from marl_sb3.extensions.fast.speed import OF_ALGORITHMS, of_rollouts
 from marl_sb3.output import ORDINARY
 
 _log = logging.getLogger(__name__)
 
-# Why rollouts are not compiled, of which the run's settings say enough.
-_OF_ALGORITHM = "it does not act by the kernels of networks without memory", "it does not learn from rollouts"
 # By whether a policy takes masks: sb3-contrib is imported only by those who use it.
 _BUFFERS = (
     "marl_sb3.core.on_policy.rollout:MaskedRolloutBuffer",
@@ -63,9 +62,8 @@ class CompiledRunner(LocalRunner):
         loop: Any = listener
         if why != self._said and self._tells:
             self._said = why
-            level = logging.INFO if why is None or why.endswith(_OF_ALGORITHM) else logging.WARNING
-            shown = "compiled" if why is None else f"step by step, not compiled ({why})"
-            _log.log(level, "rollouts: %s", shown, extra=ORDINARY)
+            level = logging.INFO if why is None or why.endswith(tuple(OF_ALGORITHMS)) else logging.WARNING
+            _log.log(level, "%s", of_rollouts(why), extra=ORDINARY)
         if why is not None:
             return super().collect(env_steps, listener)
         env: Any = self.env
@@ -104,7 +102,7 @@ class CompiledRunner(LocalRunner):
             sees_steps(listener.callback) if isinstance(listener, TrainingLoop) else not hasattr(listener, "on_steps")
         )
         if self.watchers or sees:
-            return "a callback watches each of them"
+            return "a callback watches each step"
         if env.shows_env_state:
             return "the env shows its state"
         if env.masked and env.batch.rules.allow is None:
@@ -116,10 +114,14 @@ class CompiledRunner(LocalRunner):
 
 def _why_not(actor: Actor, experience: Experience | None, masked: bool) -> str | None:
     policy, rows = actor.policy, actor.rows
-    if type(policy) is not RolloutPolicy or not getattr(policy.kernels, "runs_in_rollouts", False):
-        return _OF_ALGORITHM[0]
-    if type(experience) is not RolloutExperience or experience.carried is not None:
-        return _OF_ALGORITHM[1]
+    if type(experience) is not RolloutExperience:
+        return "it does not learn from rollouts"
+    if type(policy) is not RolloutPolicy:
+        return "it has memory, or an explorer"
+    if not getattr(policy.kernels, "runs_in_rollouts", False):
+        return "PyTorch chooses its actions"
+    if experience.carried is not None:
+        return "not every agent acts"
     buffer: Any = experience.buffer
     is_known = place_of(type(buffer)) == _BUFFERS[policy.takes_masks]
     if not is_known or "more_columns" in vars(buffer) or experience.rewriter is not None:

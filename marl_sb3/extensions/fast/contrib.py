@@ -41,7 +41,7 @@ from marl_sb3.core.on_policy.sequences import (
 from marl_sb3.core.sb3.inference import States
 from marl_sb3.core.sb3.private import calls_lstm_as_sb3
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.fast.coverage import PathStillValid, first_reason, memory_coverage
+from marl_sb3.extensions.fast.coverage import PathStillValid, actor_critic_coverage, first_reason
 from marl_sb3.extensions.fast.dueling import dueling_layers, take_plain, with_arguments_of_base, with_kin
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts
 from marl_sb3.extensions.fast.hybrid import PartsDistribution, with_mixin
@@ -206,17 +206,17 @@ class RecurrentPPO(FusedOnPolicy, FusedRollouts, sb3_contrib.RecurrentPPO):
         if reason is not None:
             return reason
         for trains in (True, False):
-            covered = memory_coverage(self, trains=trains)
+            covered = actor_critic_coverage(self, trains=trains)
             if isinstance(covered, PathStillValid) and covered.why_not() is None:
                 return covered
         return PathStillValid(self, [], settings=[(self, ["rollout_buffer"])])
 
     @override
-    def path_and_reason(self) -> tuple[str, str]:
-        path, reason = super().path_and_reason()
-        covered = memory_coverage(self, trains=True)
-        why_not = covered if isinstance(covered, str) else covered.why_not()
-        return (path, why_not) if path == "fused" and why_not else (path, reason)
+    def why_slow(self) -> str | None:
+        if self.update_path != "auto":
+            return None
+        covered = actor_critic_coverage(self, trains=True)
+        return self.why_not_fused() or (covered if isinstance(covered, str) else covered.why_not())
 
     @override
     def _in_kernels_form(self, validity: PathStillValid) -> Any:

@@ -349,8 +349,6 @@ _OF_MASKABLE = tuple(f"{_MASKABLE}:Maskable{kind}Distribution" for kind in ("Cat
 _POLICIES = {
     "stable_baselines3.common.policies:ActorCriticPolicy": _OF_SB3,
     "sb3_contrib.common.maskable.policies:MaskableActorCriticPolicy": _OF_MASKABLE,
-}
-_RECURRENT_POLICIES = {
     "sb3_contrib.common.recurrent.policies:RecurrentActorCriticPolicy": _OF_SB3,
     "marl_sb3.extensions.fast.masked_memory:MaskableMemoryPolicy": _OF_SB3,
 }
@@ -362,76 +360,60 @@ _BUFFERS = (
 )
 
 
+def lstms_of(policy: Any) -> list[Any]:
+    """Return the LSTM of the actor, and the critic's own one if there is one; none of a policy without memory."""
+    found = (getattr(policy, name, None) for name in ("lstm_actor", "lstm_critic"))
+    return [lstm for lstm in found if lstm is not None]
+
+
 def actor_critic_coverage(algorithm: Any, *, trains: bool) -> PathStillValid | str:
-    """Return the checks for acting by kernels for this PPO, A2C, TRPO or MaskablePPO, or why that is impossible.
+    """Return the checks for acting by kernels for this PPO, A2C, TRPO or variant, or why that is impossible.
 
     Args:
         trains: whether they train it, too.
     """
-    buffer = type(algorithm.rollout_buffer)
-    of_training = {
-        "imitation_data": algorithm.has_more_losses,
-        f"rollout buffer {buffer.__name__}": place_of(buffer) not in _BUFFERS,
-    }
-    reason = _why_not_actor_critic(algorithm) or (first_reason(of_training) if trains else None)
-    return reason or _valid_for_actor_critic(algorithm, trains=trains)
-
-
-def lstms_of(policy: Any) -> list[Any]:
-    """Return the LSTM of the actor, and the critic's own one if there is one."""
-    return [lstm for lstm in (policy.lstm_actor, policy.lstm_critic) if lstm is not None]
-
-
-def memory_coverage(algorithm: Any, *, trains: bool = False) -> PathStillValid | str:
-    """Return the checks for acting by kernels, and training with `trains`, for this RecurrentPPO, or why not."""
-    policy, lstm = algorithm.policy, algorithm.policy.lstm_actor
-    reason = _why_not_actor_critic(algorithm, _RECURRENT_POLICIES)
+    reason = _why_not_actor_critic(algorithm)
     if reason is not None:
         return reason
+    policy, buffer = algorithm.policy, type(algorithm.rollout_buffer)
+    lstms, critic = lstms_of(policy), getattr(policy, "critic", None)  # the latter in the place of a critic's LSTM
     reason = first_reason(
         {
-            "lstm_kwargs": set(policy.lstm_kwargs) - {"dropout"},
+            "lstm_kwargs": lstms and set(policy.lstm_kwargs) - {"dropout"},
             "LSTMs of another kind": not all(
-                type(each) is nn.LSTM and each.bias and not (each.proj_size or each.bidirectional)
-                for each in lstms_of(policy)
+                type(each) is nn.LSTM and each.bias and not (each.proj_size or each.bidirectional) for each in lstms
             ),
-            "a critic of another kind": policy.critic is not None and type(policy.critic) is not nn.Linear,
+            "a critic of another kind": critic is not None and type(critic) is not nn.Linear,
             "imitation_data": trains and algorithm.has_more_losses,
-            "dropout": trains and getattr(lstm, "dropout", 0) and lstm.num_layers > 1,
+            f"rollout buffer {buffer.__name__}": trains and not lstms and place_of(buffer) not in _BUFFERS,
+            "dropout": trains and any(each.dropout and each.num_layers > 1 for each in lstms),
         }
     )
-    weights = [weight for each in lstms_of(policy) for weight in each.parameters()]
-    return reason or _valid_for_actor_critic(algorithm, weights, trains=trains)
-
-
-def _valid_for_actor_critic(algorithm: Any, others: Sequence[Any] = (), *, trains: bool) -> PathStillValid:
-    policy = algorithm.policy
-    extractor = policy.mlp_extractor
-    modules = [*extractor.policy_net, policy.action_net, *extractor.value_net, policy.value_net]
-    modules += [*shared_layers(policy), getattr(policy, "critic", None)]  # the latter in the place of a critic's LSTM
-    layers = [module for module in modules if isinstance(module, nn.Linear)]
+    if reason is not None:
+        return reason
+    nets = policy.mlp_extractor
+    modules = [*nets.policy_net, policy.action_net, *nets.value_net, policy.value_net, *shared_layers(policy), critic]
     log_std = [policy.log_std] if isinstance(policy.action_space, spaces.Box) else []
-    decisive = [
-        (algorithm, ["device", "use_sde", "action_space", "rollout_buffer"]),
-        (policy, [*_OF_POLICIES, "optimizer", "action_dist"]),
-    ]
     return PathStillValid(
         algorithm,
-        layers,
-        others=[*log_std, *others],
+        [module for module in modules if isinstance(module, nn.Linear)],
+        others=[*log_std, *(weight for each in lstms for weight in each.parameters())],
         trained=[(policy.optimizer, policy.parameters())] if trains else (),
         optimizers=[*OPTIMIZERS],
-        settings=decisive,
+        settings=[
+            (algorithm, ["device", "use_sde", "action_space", "rollout_buffer"]),
+            (policy, [*_OF_POLICIES, "optimizer", "action_dist"]),
+        ],
     )
 
 
-def _why_not_actor_critic(algorithm: Any, policies: Mapping[str, Sequence[str]] = _POLICIES) -> str | None:
+def _why_not_actor_critic(algorithm: Any) -> str | None:
     policy = algorithm.policy
-    if place_of(type(policy)) not in policies:
+    if (place := place_of(type(policy))) not in _POLICIES:
         return f"policy class {type(policy).__name__}"
     extractors = [policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor]
     network, activation = policy.mlp_extractor, policy.activation_fn
-    shares = policies is _POLICIES and type(policy.features_extractor) is MlpFeatures
+    shares = type(policy.features_extractor) is MlpFeatures and not lstms_of(policy)
     reason = _why_not_shared(extractors) if shares else None
     reason = reason or _why_not_common(algorithm, [] if shares else extractors)
     if reason is None and type(network) is not MlpExtractor:
@@ -446,8 +428,7 @@ def _why_not_actor_critic(algorithm: Any, policies: Mapping[str, Sequence[str]] 
     if not (isinstance(policy.action_space, spaces.Box) or _is_counted_from_zero(policy.action_space)):
         return f"action space {policy.action_space}"
     distribution = type(policy.action_dist)
-    known = place_of(distribution) in policies[place_of(type(policy))]
-    return None if known else f"distribution {distribution.__name__}"
+    return None if place_of(distribution) in _POLICIES[place] else f"distribution {distribution.__name__}"
 
 
 def shared_layers(policy: Any) -> nn.Sequential:

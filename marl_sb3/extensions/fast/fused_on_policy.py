@@ -24,7 +24,7 @@ from marl_sb3.doors import Engine
 from marl_sb3.errors import NumericError
 from marl_sb3.extensions.fast.coverage import PathStillValid, actor_critic_coverage
 from marl_sb3.extensions.fast.hybrid import HybridActions
-from marl_sb3.extensions.fast.update_path import FUSED_UPDATE, TwoPaths
+from marl_sb3.extensions.fast.update_path import TwoPaths
 from marl_sb3.output import print_text
 from marl_sb3.types import Array
 
@@ -37,8 +37,6 @@ _log = logging.getLogger(__name__)
 
 class FusedActing(TwoPaths, HybridActions):
     """A base class, in front of SB3's class of the algorithm: the kernels act where they cover the policy."""
-
-    fused_path = "compiled kernels choose the actions, PyTorch computes the updates"
 
     @override
     def coverage(self) -> PathStillValid | str:
@@ -71,7 +69,6 @@ class FusedActing(TwoPaths, HybridActions):
 class FusedOnPolicy(FusedActing):
     """A base class, in front of SB3's class of the algorithm: its updates run in the kernels where they cover them."""
 
-    fused_path = FUSED_UPDATE
     num_grad_updates: int = 0  # optimizer steps taken since the object was made
 
     @override

@@ -41,8 +41,6 @@ class FusedRecurrentPolicy(FusedPolicy):
         trains: whether they cover its updates too.
     """
 
-    runs_in_rollouts = False
-
     def __init__(self, policy: Any, trains: bool) -> None:
         self.trains = trains
         lstms, linear = lstms_of(policy), policy.critic

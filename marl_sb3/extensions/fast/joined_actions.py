@@ -44,7 +44,13 @@ def joined_actions(space: Space) -> JoinedActions | None:
     if not isinstance(space, _Composite):
         return None
     leaves = list(_parts_of(space, space))
-    return JoinedActions(space) if leaves and all(map(_is_accepted, leaves)) else None
+    accepted = [
+        np.dtype(part.dtype).kind == "f"
+        if isinstance(part, spaces.Box)
+        else max(choices_of(part) or (_MOST_CHOICES + 1,)) <= _MOST_CHOICES
+        for part in leaves
+    ]
+    return JoinedActions(space) if leaves and all(accepted) else None
 
 
 def _in_order(space: Space) -> Any:
@@ -52,12 +58,6 @@ def _in_order(space: Space) -> Any:
     if isinstance(space, spaces.Dict):
         return spaces.Dict([(key, _in_order(space.spaces[key])) for key in sorted(space.spaces, key=str)])
     return spaces.Tuple([_in_order(part) for part in space.spaces]) if isinstance(space, spaces.Tuple) else space
-
-
-def _is_accepted(part: Space) -> bool:
-    if isinstance(part, spaces.Box):
-        return np.dtype(part.dtype).kind == "f"
-    return max(choices_of(part) or (_MOST_CHOICES + 1,)) <= _MOST_CHOICES
 
 
 def _nested(space: Space, values: Iterator[Any]) -> Any:

@@ -10,10 +10,7 @@ import torch as th
 from typing_extensions import override
 
 from marl_sb3.core.off_policy.per_row_replay import CompactBuffer, HindsightBuffer
-from marl_sb3.core.off_policy.replay import (
-    TransitionBuffer,
-    Transitions,
-)
+from marl_sb3.core.off_policy.replay import TransitionBuffer, Transitions
 from marl_sb3.core.sb3.inference import q_values
 from marl_sb3.core.state.state import TensorFile
 from marl_sb3.errors import CheckpointError, ConfigError
@@ -93,10 +90,6 @@ class MaskedQLearning(LearnsInTrainings, QLearning):
         ),
         "prioritized": {**with_columns("Masked", WithMasks, PRIORITIZED, "next_masks"), **NOT_PRIORITIZED},
     }
-
-    def acting_kernels(self) -> Any:
-        """See `FusedOffPolicy.acting_kernels`."""
-        return self.kernels() if type(self).predict is MaskedQLearning.predict else None
 
     @override
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:

@@ -48,6 +48,7 @@ class TeamQLearning(MaskedQLearning, DQN):
             section 12.1), cut off after `n_steps`. 1: the last one alone counts.
     """
 
+    updates_fused = False
     needs_masks = False  # where the env gives none, all actions are allowed
     not_in_sb3 = "draws single agents"
     mixes: ClassVar[bool] = False  # whether a network mixes the values of the agents
@@ -64,7 +65,7 @@ class TeamQLearning(MaskedQLearning, DQN):
 
     @override
     def acting_kernels(self) -> Any:
-        return self if type(self).predict is TeamQLearning.predict and self.kernels() is not None else None
+        return None if super().acting_kernels() is None else self
 
     def explore(self, observations: Any, action_masks: BoolArray | None = None) -> Array:
         """See `FusedReplayUpdate.explore`; each row by a chance of its own."""

@@ -19,12 +19,11 @@ from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.doors import Engine, counterpart
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.fast.coverage import PathStillValid
+from marl_sb3.extensions.fast.speed import of_policy
 from marl_sb3.output import ORDINARY, print_text
 from marl_sb3.systems import after_fork
 
 _counterpart = cache(counterpart)  # SB3 and updates ask algorithms for what only some have
-SLOW_UPDATE = "PyTorch computes the updates, not the faster kernels"
-FUSED_UPDATE = "compiled kernels choose the actions and compute the updates"
 # How an update is divided is the same on all machines, because it decides how results are rounded.
 CHUNK_ROWS, MOST_CHUNKS = 128, 8  # fewer rows are slow to multiply; more chunks take long to add up
 # What is made for the kernels, and is no part of a saved algorithm.
@@ -86,7 +85,7 @@ class TwoPaths:
     # set at any time between updates.
     update_path: str = "auto"
     known_as: str = "policy"  # the name of the policy in the log
-    fused_path: ClassVar[str] = FUSED_UPDATE  # what the fused path does, in words
+    updates_fused: ClassVar[bool] = True  # whether the kernels compute the updates of a policy that they cover
     has_more_losses: bool = False  # whether recorded actions are a part of its loss, which the kernels do not have
     _made: tuple[str, Any, PathStillValid] | None = None  # path, policy in the kernels' form, its checks
     _said: str | None = None  # what was printed of the path
@@ -139,25 +138,19 @@ class TwoPaths:
             self._made = None if validity is None else (self.update_path, self._in_kernels_form(validity), validity)
         return None if self._made is None else self._made[1]
 
-    def path_and_reason(self) -> tuple[str, str]:
-        """Return the path that updates take, and why PyTorch computes them, in words; "" if it does not.
+    def why_slow(self) -> str | None:
+        """Return why PyTorch acts or computes updates though the kernels are faster, if nobody has asked for it."""
+        return self.why_not_fused() if self.update_path == "auto" else None
+
+    def described_path(self) -> str:
+        """Return what chooses the actions and computes the updates, in words.
 
         Raises:
             ConfigError: see `takes_fused_path`.
         """
-        if self.takes_fused_path():
-            return "fused", ""
-        return "torch", self.why_not_fused() or ""
-
-    def why_slow(self) -> str | None:
-        """Return why PyTorch computes updates although the kernels are faster, if nobody has asked for it; or None."""
-        return (self.path_and_reason()[1] or None) if self.update_path == "auto" else None
-
-    def described_path(self) -> str:
-        """Return the path that updates take, in words."""
-        if (why := self.why_slow()) is not None:
-            return f"{SLOW_UPDATE} ({why})"
-        return self.fused_path if self.takes_fused_path() else "PyTorch computes the updates, as update_path says"
+        covered = self._checked()
+        acts = covered is not None and bool(covered.layers)
+        return of_policy(acts, covered is not None and covered.trains and self.updates_fused, self.why_slow())
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> Any:
         """See `BaseAlgorithm._setup_learn`; with `verbose=1`, it prints which path updates take, until that changes."""
@@ -185,7 +178,8 @@ class TwoPaths:
             self.update_path = update_path
         if self.takes_fused_path():
             load_blas()
-        _log.info("%s: %s", self.known_as, self.described_path())
+        if _log.isEnabledFor(logging.INFO):
+            _log.info("%s: %s", self.known_as, self.described_path())
         return None
 
     def _is_made(self) -> bool:

@@ -23,6 +23,7 @@ from marl_sb3.core.state.checkpoint import Checkpoint
 from marl_sb3.core.state.randomness import ProcessRandomness
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.extensions.fast.speed import of_rollouts
 from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
 
 
@@ -196,7 +197,7 @@ def test_a_checkpoint_from_the_middle_of_an_iteration_is_said_to_be_inexact(
     saves = lambda locals_, _: locals_["self"].num_timesteps != 6 or bool(locals_["self"].save(tmp_path / "saved"))  # noqa: E731
     algorithm.learn(72, callback=saves)
     assert caplog.messages == [
-        "rollouts: step by step, not compiled (a callback watches each of them)",
+        of_rollouts("a callback watches each step"),
         f"inexact: {tmp_path / 'saved'} is saved in the middle of an iteration, whose steps are not in it",
     ]
 

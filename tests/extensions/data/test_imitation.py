@@ -266,7 +266,7 @@ def test_a_resumed_training_draws_the_same_data(pushes: str, tmp_path: Path) -> 
 def test_the_kernels_are_left_with_the_reason(pushes: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="marl_sb3")
     training("ppo", imitation_data=pushes)
-    assert "policy shared: PyTorch computes the updates, not the faster kernels (imitation_data)" in caplog.text
+    assert "policy shared: PyTorch chooses the actions and computes the updates, not the faster kernels" in caplog.text
     with pytest.raises(ConfigError, match="does not cover this policy: imitation_data"):
         MultiAgentAlgorithm(
             make_vec_env(Toy, n_envs=2), {"shared": spec_of("ppo", imitation_data=pushes)}, update_path="fused"

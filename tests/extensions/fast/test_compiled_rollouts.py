@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch as th
 from compiled_toys import Drifting, Masked, Uneven, UnevenCategories
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from whole_rollouts import FAST, facts, facts_of_learning, training
 
 from marl_sb3 import PPO, EnvError, MaskablePPO, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
@@ -194,7 +194,7 @@ def test_shards_come_to_the_results_of_single_steps(
 
     caplog.set_level(logging.INFO, logger="marl_sb3.extensions.fast.compiled_rollouts")
     at_once = trained()
-    assert said(caplog) == ["rollouts: compiled"]
+    assert said(caplog) == ["rollouts: one compiled call each"]
     one_by_one()
     assert at_once == trained()
 
@@ -221,24 +221,22 @@ class SeesSteps(BaseCallback):
         return True
 
 
+class SeesNone(SeesSteps):
+    sees_steps = False
+
+
 @pytest.mark.parametrize(
     ("callback", "settings", "words"),
     [
-        (None, {}, "compiled"),
-        (Counts(), {}, "compiled"),
-        (SeesSteps(), {}, "step by step, not compiled (a callback watches each of them)"),
-        (
-            None,
-            {"update_path": "torch"},
-            "step by step, not compiled (policy shared: it does not act by the kernels of networks",
-        ),
-        (None, {"frame_stack": 2, "time_feature": 9}, "compiled"),
-        (None, {"previous_action": True}, "step by step, not compiled (policy shared: previous_action is set)"),
-        (
-            None,
-            {"algorithm": "recurrent_ppo"},
-            "step by step, not compiled (policy shared: it does not act by the kernels of",
-        ),
+        (None, {}, "one compiled call each"),
+        (Counts(), {}, "one compiled call each"),
+        (SeesSteps(), {}, "single steps (a callback watches each step); faster with sees_steps = False in "),
+        (SeesNone(), {}, "one compiled call each"),
+        (CallbackList([SeesNone(), SeesSteps()]), {}, "single steps (a callback watches each step); faster with "),
+        (None, {"update_path": "torch"}, "single steps (policy shared: PyTorch chooses its actions)"),
+        (None, {"frame_stack": 2, "time_feature": 9}, "one compiled call each"),
+        (None, {"previous_action": True}, "single steps (policy shared: previous_action is set); faster with "),
+        (None, {"algorithm": "recurrent_ppo"}, "single steps (policy shared: it has memory, or an explorer)"),
     ],
 )
 def test_it_is_said_how_steps_are_taken(
@@ -254,7 +252,7 @@ def test_commands_take_all_steps_at_once(tmp_path: Path, caplog: pytest.LogCaptu
     caplog.set_level(logging.INFO, logger="marl_sb3.extensions.fast.compiled_rollouts")
     settings = {**FAST, "n_envs": 3, "n_timesteps": 96}
     execute(prepare(load_config("arena", None, {"arena": settings}, seed=1), tmp_path / "run"))
-    assert said(caplog) == ["rollouts: compiled"]
+    assert said(caplog) == ["rollouts: one compiled call each"]
 
 
 class Histograms(RewardHistogramCallback):

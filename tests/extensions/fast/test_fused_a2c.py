@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import stable_baselines3
-import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
-from stock_training import BOX, Case, assert_close, leaves, same, sampled, stock_model, train_ours, train_stock
+from stock_training import BOX, assert_close, leaves, same, sampled, stock_model, train_ours, train_stock
 
 import marl_sb3
 from marl_sb3.core.policies import MlpFeatures
-from marl_sb3.errors import ConfigError, NumericError
+from marl_sb3.errors import NumericError
 from marl_sb3.extensions.fast import fused_policy
 
 NETWORK = {"net_arch": [8]}
@@ -79,24 +78,6 @@ def test_a_fault_in_any_setting_is_found(fault: str, monkeypatch: pytest.MonkeyP
     stock = train_stock(stock_model(case, stable_baselines3.A2C), case)
     with pytest.raises(AssertionError):
         assert_close(train_stock(stock_model(case, Fused), case), stock, 1e-4)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "reason"),
-    [
-        ({"optimizer_class": th.optim.SGD}, "optimizer SGD"),
-        ({"optimizer_class": th.optim.RMSprop, "optimizer_kwargs": {"momentum": 0.5}}, "momentum"),
-        ({"optimizer_class": th.optim.RMSprop, "optimizer_kwargs": {"centered": True}}, "momentum"),
-        ({"activation_fn": th.nn.ELU}, "activation ELU"),
-    ],
-)
-def test_what_is_not_covered_is_refused_or_left_to_pytorch(kwargs: dict[str, Any], reason: str) -> None:
-    case = Case(**{**SMALL, "hyperparameters": {"policy_kwargs": {**NETWORK, **kwargs}}})
-    model = stock_model(case, marl_sb3.A2C)
-    assert reason in model.why_not_fused()
-    assert model.kernels() is None
-    with pytest.raises(ConfigError, match=f"the fused update does not cover this policy: .*{reason}"):
-        stock_model(case, Fused).kernels()
 
 
 def test_a_loss_that_is_not_finite_leaves_the_weights_as_they_were() -> None:

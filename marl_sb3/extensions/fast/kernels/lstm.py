@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.compiling import inlined, inner_kernel, kernel
+from marl_sb3.extensions.fast.kernels.distributions import turned
 from marl_sb3.extensions.fast.kernels.layers import clear, matrix, matrix_at, tanh, vector_at
 from marl_sb3.extensions.fast.kernels.mlp import Inputs, add_to_rows, multiply, plain
 from marl_sb3.types import Array, BoolArray, FloatArray
@@ -212,15 +213,6 @@ def sequence_memory(layers: int, size: int, rows: int, sequences: int) -> tuple[
 
 
 @inner_kernel
-def _transpose(source: FloatArray, target: FloatArray) -> None:
-    """Copy (n, m) to (m, n), if there is room."""
-    for i in range(target.shape[0]):
-        row = target[i]
-        for j in range(row.shape[0]):
-            row[j] = source[j, i]
-
-
-@inner_kernel
 def _enter_cell(
     row: FloatArray,
     recalled: FloatArray,
@@ -293,7 +285,8 @@ def run_sequences(
                 before[i, j] = hidden[layer, i, j]
                 cells[i, j] = cell[layer, i, j]
         weight, first = matrix_at(by_hidden, wide, size), 0
-        _transpose(weight, transposed)
+        if at[TRANSPOSED]:
+            turned(weight, transposed)
         for step in range(steps):
             after = first + active[step]
             go_on = active[step + 1] if step + 1 < steps else 0

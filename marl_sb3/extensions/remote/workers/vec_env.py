@@ -55,9 +55,9 @@ class WorkersVecEnv(MultiAgentVecEnv):
             words = f"vectorizer is {name!r}, which has no workers; accepted with n_workers: auto, batched or sync"
             raise ConfigError(words, key="vectorizer")
         require_fork("n_workers", request.n_workers, "0")
-        self._batched = name == "batched" or (
-            name == "auto" and why_not_batched(request.factory, request.env_kwargs) is None
-        )
+        if name == "auto":
+            self.why_not_batched = why_not_batched(request.factory, request.env_kwargs)
+        self._batched = name != "sync" and self.why_not_batched is None
         run_seed = fresh_seed() if request.seed is None else request.seed
         envs = request.factory, dict(request.env_kwargs), 0, num_envs, run_seed, self._batched, num_envs
         self._specs = WorkerSpec(*envs, kinds=ENV_KINDS.added()).divided(request.n_workers)
