@@ -5,6 +5,7 @@ Imported only where they are used.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -52,6 +53,7 @@ from marl_sb3.extensions.fast.replay import QLearning, SoftActorCritic
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
+    from marl_sb3.extensions.fast.fused_policy import FusedRolloutUpdate
     from marl_sb3.extensions.fast.fused_recurrent import FusedRecurrentPolicy, FusedSequenceUpdate
 
     # base classes of mixins, for type checkers alone
@@ -283,12 +285,31 @@ class RecurrentPPOLearner(ContribPPOLearner):
     rollout_policy = RecurrentRolloutPolicy
 
 
-class TRPO(FusedRollouts, sb3_contrib.TRPO):
+class TRPO(FusedOnPolicy, FusedRollouts, sb3_contrib.TRPO):
     """A drop-in for `sb3_contrib.TRPO`: same arguments, same logger keys, same files.
 
-    On the *fused* path PPO's compiled kernels choose the actions of a plain MLP in rollouts, see `TwoPaths`. Updates
-    are always sb3-contrib's; frozen parameters, which these cannot have, stay as they are.
+    The *fused* path runs the update of a plain MLP in compiled kernels, see `TwoPaths`. On PyTorch's path, frozen
+    parameters, which sb3-contrib's update cannot have, stay as they are.
     """
+
+    @override
+    def _in_kernels_form(self, validity: PathStillValid) -> Any:
+        from marl_sb3.extensions.fast.fused_trpo import FusedTrustRegionPolicy
+
+        return FusedTrustRegionPolicy(self.policy)
+
+    @override
+    def _update_class(self, fused: Any) -> type[FusedRolloutUpdate]:
+        from marl_sb3.extensions.fast.fused_trpo import FusedTrustRegionUpdate
+
+        return FusedTrustRegionUpdate
+
+    @override
+    def record_update(self, means: Mapping[str, float], clip_range: float) -> None:
+        for name, value in means.items():
+            self.logger.record(f"train/{name}", value)
+        self._record_std()
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
     def _compute_actor_grad(self, kl_div: th.Tensor, policy_objective: th.Tensor) -> Any:
         policy: Any = self.policy

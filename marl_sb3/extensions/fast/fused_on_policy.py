@@ -107,10 +107,10 @@ class FusedOnPolicy(FusedActing):
     def prepare_update(self) -> FusedRolloutUpdate | None:
         """See `Engine.prepare_update`; the kernels release the GIL.
 
-        None too where a user's subclass or instance trains in its own way, and with `target_kl`: such an update draws
-        as many orders as it has epochs, before the one of the next policy draws.
+        None too where a user's subclass or instance trains in its own way, and where `target_kl` may end an epoch:
+        such an update draws as many orders as it has epochs, before the one of the next policy draws.
         """
-        draws_ahead = getattr(self, "target_kl", None) is None
+        draws_ahead = getattr(self, "target_kl", None) is None or not hasattr(self, "n_epochs")
         is_ours = getattr(self.train, "__func__", None) is FusedOnPolicy.train
         return self._begin_update() if is_ours and draws_ahead else None
 
