@@ -182,7 +182,7 @@ class MaskablePPOLearner(ContribPPOLearner):
     buffer_classes = (ActionMaskRolloutBuffer, ActionMaskDictRolloutBuffer)
 
 
-class RecurrentPPO(FusedOnPolicy, FusedRollouts, sb3_contrib.RecurrentPPO):
+class RecurrentPPO(FusedRollouts, sb3_contrib.RecurrentPPO):
     """A drop-in for `sb3_contrib.RecurrentPPO`: same arguments, same logger keys, same files.
 
     The *fused* path runs the update of plain MLPs behind LSTMs in compiled kernels, see `TwoPaths`. Where they do not
@@ -285,18 +285,12 @@ class RecurrentPPOLearner(ContribPPOLearner):
     rollout_policy = RecurrentRolloutPolicy
 
 
-class TRPO(FusedOnPolicy, FusedRollouts, sb3_contrib.TRPO):
+class TRPO(FusedRollouts, sb3_contrib.TRPO):
     """A drop-in for `sb3_contrib.TRPO`: same arguments, same logger keys, same files.
 
     The *fused* path runs the update of a plain MLP in compiled kernels, see `TwoPaths`. On PyTorch's path, frozen
     parameters, which sb3-contrib's update cannot have, stay as they are.
     """
-
-    @override
-    def _in_kernels_form(self, validity: PathStillValid) -> Any:
-        from marl_sb3.extensions.fast.fused_trpo import FusedTrustRegionPolicy
-
-        return FusedTrustRegionPolicy(self.policy)
 
     @override
     def _update_class(self, fused: Any) -> type[FusedRolloutUpdate]:

@@ -362,19 +362,15 @@ _BUFFERS = (
 )
 
 
-def actor_critic_coverage(algorithm: Any, *, trains: bool) -> PathStillValid | str:
-    """Return the checks for acting by kernels for this PPO, A2C, TRPO or MaskablePPO, or why that is impossible.
-
-    Args:
-        trains: whether they train it, too.
-    """
+def actor_critic_coverage(algorithm: Any) -> PathStillValid | str:
+    """Return the checks for acting and training by kernels for this PPO, A2C, TRPO or MaskablePPO, or why not."""
     buffer = type(algorithm.rollout_buffer)
     of_training = {
         "imitation_data": algorithm.has_more_losses,
         f"rollout buffer {buffer.__name__}": place_of(buffer) not in _BUFFERS,
     }
-    reason = _why_not_actor_critic(algorithm) or (first_reason(of_training) if trains else None)
-    return reason or _valid_for_actor_critic(algorithm, trains=trains)
+    reason = _why_not_actor_critic(algorithm) or first_reason(of_training)
+    return reason or _valid_for_actor_critic(algorithm, trains=True)
 
 
 def lstms_of(policy: Any) -> list[Any]:

@@ -24,7 +24,7 @@ from marl_sb3.doors import Engine
 from marl_sb3.errors import NumericError
 from marl_sb3.extensions.fast.coverage import PathStillValid, actor_critic_coverage
 from marl_sb3.extensions.fast.hybrid import HybridActions
-from marl_sb3.extensions.fast.update_path import FUSED_UPDATE, TwoPaths
+from marl_sb3.extensions.fast.update_path import TwoPaths
 from marl_sb3.output import print_text
 from marl_sb3.types import Array
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class FusedActing(TwoPaths, HybridActions):
-    """A base class, in front of SB3's class of the algorithm: the kernels act where they cover the policy."""
+class FusedOnPolicy(TwoPaths, HybridActions):
+    """A base class, in front of SB3's class of the algorithm: the kernels act and update where they cover the policy."""
 
-    fused_path = "compiled kernels choose the actions, PyTorch computes the updates"
+    num_grad_updates: int = 0  # optimizer steps taken since the object was made
 
     @override
     def coverage(self) -> PathStillValid | str:
-        return actor_critic_coverage(self, trains=False)
+        return actor_critic_coverage(self)
 
     def _in_kernels_form(self, validity: PathStillValid) -> FusedPolicy:
         from marl_sb3.extensions.fast.fused_policy import FusedPolicy
@@ -66,17 +66,6 @@ class FusedActing(TwoPaths, HybridActions):
         rates = np.float32(buffer.gamma), np.float32(buffer.gamma * buffer.gae_lambda)
         estimate(buffer.rewards, buffer.values, starts, buffer.acted, *after, *rates, buffer.advantages)
         buffer.returns = buffer.advantages + buffer.values
-
-
-class FusedOnPolicy(FusedActing):
-    """A base class, in front of SB3's class of the algorithm: its updates run in the kernels where they cover them."""
-
-    fused_path = FUSED_UPDATE
-    num_grad_updates: int = 0  # optimizer steps taken since the object was made
-
-    @override
-    def coverage(self) -> PathStillValid | str:
-        return actor_critic_coverage(self, trains=True)
 
     @override
     def prepare_engine(self, policy_id: str, update_path: str, *, has_more_losses: bool) -> Engine | None:
@@ -184,8 +173,8 @@ _RECORDED_BY_PPO = {
 # --- Rollouts of `learn` ---------------------------------------------------------------------------------------------
 
 
-class FusedRollouts(FusedActing):
-    """`FusedActing` in the rollouts of `learn` too, where the algorithm has an SB3 `VecEnv`.
+class FusedRollouts(FusedOnPolicy):
+    """`FusedOnPolicy` in the rollouts of `learn` too, where the algorithm has an SB3 `VecEnv`.
 
     They repeat those of SB3 with three differences: the kernels evaluate the policy where they cover it, the values of
     all agents that were truncated in a step are one batch, and callbacks get the locals that SB3 documents.
