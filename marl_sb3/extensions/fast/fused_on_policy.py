@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class FusedOnPolicy(TwoPaths, HybridActions):
-    """A base class, in front of SB3's class of the algorithm: the kernels act and update where they cover the policy."""
+    """A base class, in front of SB3's class of the algorithm: the kernels act and update if they cover the policy."""
 
     num_grad_updates: int = 0  # optimizer steps taken since the object was made
 

@@ -46,12 +46,12 @@ class FusedTrustRegionUpdate(FusedRolloutUpdate):
         self.samples_drawn += epochs * size
         self._stats = np.zeros((epochs * self._minibatches, NUM_STATS))
         memory = counters(2), self._outcome, self._stats.copy()
-        arguments = fused.nets, actor, optimizer, self._samples, critics_orders, bounds, self.settings, *memory
+        update = trpo.Update(actor, optimizer, self._samples, critics_orders, bounds, *memory)
         flops = 6.0 * sum(each.numel() for each in fused.parameters) * int(np.diff(bounds).max())
-        return partial(trpo.train, *arguments), flops, 1 if len(fused.nets.trunk.table) else 2
+        return partial(trpo.train, update), flops, 1 if len(fused.nets.trunk.table) else 2
 
     def _actor(self, kept: Array) -> trpo.Actor:
-        """Return the actor with these of the samples, and with the random numbers that sb3-contrib draws for its step."""
+        """Return the actor with these of the samples, and with the random numbers that sb3-contrib draws for it."""
         algorithm, fused, ((indices, floats), *others) = self._algorithm, self._fused, self._samples
         samples = Samples(Inputs(indices[kept], floats[kept]), *(each[kept] if len(each) else each for each in others))
         advantages = th.from_numpy(samples.advantages)
@@ -67,13 +67,17 @@ class FusedTrustRegionUpdate(FusedRolloutUpdate):
             turned = (part.T if of.data_ptr() in moved else part for part, of in zip(shaped, of_actor, strict=True))
             return th.cat([part.flatten() for part in turned]).numpy()
 
+        trunk, pi = (np.empty((3, len(kept) * int(net.table[:, 1].sum())), np.float32) for net in fused.nets[:2])
         return trpo.Actor(
-            np.array([(size, moved.get(each.data_ptr(), each.data_ptr())) for size, each in zip(sizes, of_actor)]),
+            fused.nets,
+            self.settings,
+            np.array([(each.numel(), moved.get(each.data_ptr(), each.data_ptr())) for each in of_actor]),
             vector(of_actor),
             vector(th.split(1e-4 * th.randn(sum(sizes)), sizes)),
             samples._replace(advantages=advantages.numpy()),
             np.zeros((2, len(kept), int(fused.nets.pi.table[-1, 1])), np.float32),
-            *(np.empty((3, len(kept) * int(net.table[:, 1].sum())), np.float32) for net in fused.nets[:2]),
+            trunk,
+            pi,
             int(algorithm.cg_max_steps),
             float(algorithm.cg_damping),
             float(algorithm.line_search_shrinking_factor),

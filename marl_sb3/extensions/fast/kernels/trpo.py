@@ -35,6 +35,8 @@ _ZERO, _HALF, _ONE, _TWO = _f(0.0), _f(0.5), _f(1.0), _f(2.0)
 class Actor(NamedTuple):
     """The actor's step and its memory. A vector has the values of `log_std`, of the trunk and of `Nets.pi`."""
 
+    nets: Nets
+    settings: Settings  # of the surrogate, and of the critic's loss
     parameters: Array  # (parameters, 2) int64; number of values and address of each
     origin: FloatArray  # a vector; the values before the step
     direction: FloatArray  # a vector; where the conjugate gradients begin, changed to where they end
@@ -47,6 +49,19 @@ class Actor(NamedTuple):
     line_search_shrinking_factor: float
     line_search_max_iter: int
     target_kl: float
+
+
+class Update(NamedTuple):
+    """An update, whose threads share all of this."""
+
+    actor: Actor
+    optimizer: Optimizer  # its parameters are the critic's
+    rollout: Samples  # all samples, for the critic
+    orders: Array  # (epochs of the critic, N) int64; the order of samples in each
+    bounds: Array  # (minibatches + 1,) int64; where in the order of an epoch each minibatch begins, and N
+    counters: Array  # of two tasks, see `threads`
+    outcome: Array  # (4,) float64; filled
+    notes: Array  # (epochs * minibatches, NUM_STATS) float64; the critic's statistics; filled
 
 
 @inner_kernel
@@ -83,52 +98,51 @@ def derivatives(net: Net, inputs: Inputs, below: FloatArray, space: FloatArray, 
 
 
 @inner_kernel
-def _parts(nets: Nets, actor: Actor, vector: FloatArray) -> tuple[Inputs, FloatArray, FloatArray, FloatArray]:
+def _parts(actor: Actor, vector: FloatArray) -> tuple[Inputs, FloatArray, FloatArray, FloatArray]:
     """Return what `Nets.pi` sees, observations or the outputs of the trunk, and the three parts of a vector; views."""
+    nets, seen = actor.nets, actor.samples.inputs
     end = vector.shape[0] - mlp.parameters_size(nets.pi)
-    middle, seen = end - mlp.parameters_size(nets.trunk), actor.samples.inputs
+    middle = end - mlp.parameters_size(nets.trunk)
     if middle < end:
         seen = mlp.plain(mlp.last_layer(nets.trunk, actor.trunk[0], seen.floats.shape[0]))
     return seen, vector[:middle], vector[middle:end], vector[end:]
 
 
 @inner_kernel
-def _return(nets: Nets, actor: Actor, vector: FloatArray) -> None:
+def _return(actor: Actor, vector: FloatArray) -> None:
     """Compute the gradients of all parameters but `log_std` from those of the outputs."""
-    seen, _, of_trunk, of_pi = _parts(nets, actor, vector)
-    inputs, none = actor.samples.inputs, np.empty((0, 0), np.float32)
-    if of_trunk.shape[0] > 0:
-        below = mlp.last_layer(nets.trunk, actor.trunk[1], inputs.floats.shape[0])
-        mlp.backward(nets.pi, seen, actor.pi[0], actor.pi[1], of_pi, below)
-        mlp.backward(nets.trunk, inputs, actor.trunk[0], actor.trunk[1], of_trunk, none)
-    else:
-        mlp.backward(nets.pi, seen, actor.pi[0], actor.pi[1], of_pi, none)
+    seen, _, of_trunk, of_pi = _parts(actor, vector)
+    nets, rows, shares, none = actor.nets, seen.floats.shape[0], of_trunk.shape[0] > 0, np.empty((0, 0), np.float32)
+    below = mlp.last_layer(nets.trunk, actor.trunk[1], rows) if shares else none
+    mlp.backward(nets.pi, seen, actor.pi[0], actor.pi[1], of_pi, below)
+    if shares:
+        mlp.backward(nets.trunk, actor.samples.inputs, actor.trunk[0], actor.trunk[1], of_trunk, none)
 
 
 @inner_kernel
-def objective(nets: Nets, actor: Actor, settings: Settings, vector: FloatArray) -> tuple[float, FloatArray]:
+def objective(actor: Actor, vector: FloatArray) -> tuple[float, FloatArray]:
     """Return the surrogate objective and the actor's outputs.
 
     Args:
         vector: the gradient of the opposite; filled in the place of `log_std`. That of the outputs is in `actor.pi`.
     """
-    rows, notes = actor.samples.log_probs.shape[0], np.zeros(ppo.NUM_STATS)
+    nets, rows, notes = actor.nets, actor.samples.log_probs.shape[0], np.zeros(ppo.NUM_STATS)
     if nets.trunk.table.shape[0] > 0:
         mlp.forward(nets.trunk, actor.samples.inputs, actor.trunk[0])
-    seen, of_log_std, _, _ = _parts(nets, actor, vector)
+    seen, of_log_std, _, _ = _parts(actor, vector)
     outputs, delta = mlp.forward(nets.pi, seen, actor.pi[0]), mlp.last_layer(nets.pi, actor.pi[1], rows)
     log_std = layers.vector_at(nets.log_std, of_log_std.shape[0])
-    ppo.policy_losses(nets, actor.samples, rows, outputs, log_std, settings, delta, of_log_std, notes)
+    ppo.policy_losses(nets, actor.samples, rows, outputs, log_std, actor.settings, delta, of_log_std, notes)
     return -notes[ppo.POLICY_LOSS], outputs
 
 
 @inner_kernel
-def divergence(nets: Nets, actor: Actor, outputs: FloatArray) -> float:
+def divergence(actor: Actor, outputs: FloatArray) -> float:
     """Return the mean KL divergence from the policy before the step, as PyTorch and sb3-contrib compute it.
 
     That of a Gaussian is also a mean over the numbers of an action.
     """
-    rows, n = outputs.shape
+    nets, (rows, n) = actor.nets, outputs.shape
     total, now, log_std = np.float64(0.0), np.empty_like(outputs), layers.vector_at(nets.log_std, n)
     softmax(outputs, now, nets.sizes)
     for i in range(rows):
@@ -142,14 +156,14 @@ def divergence(nets: Nets, actor: Actor, outputs: FloatArray) -> float:
                 total += _HALF * (np.exp(log_ratio) + z * z - _ONE - log_ratio) / _f(n)
             elif now[i, j] != _ZERO:
                 total += np.inf if probability == _ZERO else now[i, j] * (outputs[i, j] - before)
-    return total / rows
+    return float(total / rows)
 
 
 @inner_kernel
-def multiply_hessian(nets: Nets, actor: Actor, vector: FloatArray, product: FloatArray) -> None:
+def multiply_hessian(actor: Actor, vector: FloatArray, product: FloatArray) -> None:
     """Multiply a vector by the Hessian of the KL divergence, plus damping; `product` is filled."""
-    seen, of_log_std, of_trunk, of_pi = _parts(nets, actor, vector)
-    _, rows, n = actor.before.shape
+    seen, of_log_std, of_trunk, of_pi = _parts(actor, vector)
+    nets, (_, rows, n) = actor.nets, actor.before.shape
     below = np.empty((0, 0), np.float32)
     if of_trunk.shape[0] > 0:
         below = derivatives(nets.trunk, actor.samples.inputs, below, actor.trunk, of_trunk)
@@ -165,34 +179,34 @@ def multiply_hessian(nets: Nets, actor: Actor, vector: FloatArray, product: Floa
             for j in range(start, end):
                 delta[i, j] = actor.before[1, i, j] * (derived[i, j] - mean) / _f(rows)
             start = end
-    _return(nets, actor, product)
+    _return(actor, product)
     for j in range(of_log_std.shape[0]):
         product[j] = _TWO / _f(n) * of_log_std[j]
     product += _f(actor.cg_damping) * vector
 
 
 @inner_kernel
-def solve(nets: Nets, actor: Actor, gradient: FloatArray) -> float:
+def solve(actor: Actor, gradient: FloatArray) -> float:
     """Find the direction with Hessian direction = gradient, as sb3-contrib's `conjugate_gradient_solver`.
 
     Returns:
         The product of direction, Hessian and direction.
     """
     x, product = actor.direction, np.empty_like(gradient)
-    multiply_hessian(nets, actor, x, product)
+    multiply_hessian(actor, x, product)
     residual = gradient - product
     squared, p = optimizers.sum_of_squares(residual), residual.copy()
     for _ in range(actor.cg_max_steps):
         if squared < _RESIDUAL:
             break
-        multiply_hessian(nets, actor, p, product)
+        multiply_hessian(actor, p, product)
         alpha = _f(squared / np.dot(p, product))
         x += alpha * p
         residual -= alpha * product
         before, squared = squared, optimizers.sum_of_squares(residual)
         p *= _f(squared / before)
         p += residual
-    multiply_hessian(nets, actor, x, product)
+    multiply_hessian(actor, x, product)
     return float(np.dot(x, product))
 
 
@@ -208,21 +222,21 @@ def move(actor: Actor, factor: float, direction: FloatArray) -> None:
 
 
 @inner_kernel
-def step_actor(nets: Nets, actor: Actor, settings: Settings, outcome: Array) -> None:
-    """Take the largest step within the trust region that improves the objective, or none; see `train`."""
-    gradient = np.zeros_like(actor.origin)
-    before, outputs = objective(nets, actor, settings, gradient)
+def step_actor(actor: Actor, outcome: Array) -> None:
+    """Take the largest step within the trust region that improves the objective, or none; `outcome` is filled."""
+    gradient, nets = np.zeros_like(actor.origin), actor.nets
+    before, outputs = objective(actor, gradient)
     for i in range(outputs.shape[0]):
         for j in range(outputs.shape[1]):
             actor.before[0, i, j] = outputs[i, j]
     softmax(actor.before[0], actor.before[1], nets.sizes)
-    _return(nets, actor, gradient)
-    longest = math.sqrt(2.0 * actor.target_kl / solve(nets, actor, -gradient))
+    _return(actor, gradient)
+    longest = math.sqrt(2.0 * actor.target_kl / solve(actor, -gradient))
     outcome[OBJECTIVE], coefficient = before, 1.0
     for _ in range(actor.line_search_max_iter):
         move(actor, coefficient * longest, actor.direction)
-        value, outputs = objective(nets, actor, settings, gradient)
-        kl = divergence(nets, actor, outputs)
+        value, outputs = objective(actor, gradient)
+        kl = divergence(actor, outputs)
         if kl < actor.target_kl and value > before:
             outcome[OBJECTIVE], outcome[DIVERGENCE], outcome[SUCCESS] = value, kl, 1.0
             return
@@ -231,19 +245,18 @@ def step_actor(nets: Nets, actor: Actor, settings: Settings, outcome: Array) -> 
 
 
 @inner_kernel
-def fit_critic(
-    nets: Nets, optimizer: Optimizer, rollout: Samples, orders: Array, bounds: Array, settings: Settings, notes: Array
-) -> int:
-    """Train the critic; returns the number of minibatches done, see `train`."""
-    net, seen, minibatches = nets.vf, rollout.inputs, bounds.shape[0] - 1
+def fit_critic(update: Update) -> int:
+    """Train the critic; returns the number of minibatches done, see `ppo.train`."""
+    nets, settings, rollout, notes = update.actor.nets, update.actor.settings, update.rollout, update.notes
+    net, seen, bounds, minibatches = nets.vf, rollout.inputs, update.bounds, update.bounds.shape[0] - 1
     if nets.trunk.table.shape[0] > 0:
-        work = np.empty(orders.shape[1] * mlp.outputs_size(nets.trunk), np.float32)
+        work = np.empty(seen.floats.shape[0] * mlp.outputs_size(nets.trunk), np.float32)
         seen = mlp.plain(mlp.forward(nets.trunk, seen, work))
     space = np.empty((2, np.diff(bounds).max() * mlp.outputs_size(net)), np.float32)
     grad, none, done, goes_on = np.empty(mlp.parameters_size(net), np.float32), np.empty((0, 0), np.float32), 0, True
     while goes_on and done < notes.shape[0]:
         k, of_batch = done % minibatches, notes[done]
-        order = orders[done // minibatches, bounds[k] : bounds[k + 1]]
+        order = update.orders[done // minibatches, bounds[k] : bounds[k + 1]]
         inputs = Inputs(seen.indices[order], seen.floats[order])
         batch = Samples(inputs, *rollout[1:6], rollout.returns[order], rollout.values)
         outputs, delta = mlp.forward(net, inputs, space[0]), mlp.last_layer(net, space[1], order.shape[0])
@@ -252,48 +265,26 @@ def fit_critic(
         of_batch[ppo.LOSS], of_batch[ppo.GRAD_NORM] = of_batch[ppo.VALUE_LOSS], optimizers.norm(grad)
         goes_on, done = not ppo.ends(of_batch, settings), done + 1
         if goes_on:
-            optimizers.step_between(optimizer, grad, 1.0, 0, grad.shape[0], done)
-    optimizers.count_steps(optimizer, done if goes_on else done - 1)
+            optimizers.step_between(update.optimizer, grad, 1.0, 0, grad.shape[0], done)
+    optimizers.count_steps(update.optimizer, done if goes_on else done - 1)
     return done
 
 
 @kernel
-def train(
-    nets: Nets,
-    actor: Actor,
-    optimizer: Optimizer,
-    rollout: Samples,
-    orders: Array,
-    bounds: Array,
-    settings: Settings,
-    counters: Array,
-    outcome: Array,
-    notes: Array,
-    stats: Array,
-    thread: int,
-    threads: int,
-) -> int:
-    """One update, in place; several threads may call this for the same update. Returns as `ppo.train` does.
+def train(update: Update, stats: Array, thread: int, threads: int) -> int:
+    """One update, in place; several threads may call this for the same update. Arguments and result as of `ppo.train`.
 
-    Args:
-        optimizer: its parameters are the critic's.
-        rollout: all samples, for the critic.
-        orders: see `ppo.train`, as for bounds, thread and threads; the epochs are the critic's.
-        settings: of the surrogate and of the value loss.
-        counters: of two tasks, see `threads`.
-        outcome: (4,) float64; filled.
-        notes: (epochs * minibatches, NUM_STATS) float64, of all threads; filled.
-        stats: the same, of one thread; filled.
+    Each thread gets the statistics of all of the update.
     """
-    tasks = 1 if nets.trunk.table.shape[0] > 0 else 2
-    task = next_task(counters, tasks, 1, thread % tasks, -1)
+    tasks = 1 if update.actor.nets.trunk.table.shape[0] > 0 else 2
+    task = next_task(update.counters, tasks, 1, thread % tasks, -1)
     while task >= 0:
         if task == 0:
-            step_actor(nets, actor, settings, outcome)
+            step_actor(update.actor, update.outcome)
         if task == tasks - 1:
-            outcome[CRITIC_STEPS] = fit_critic(nets, optimizer, rollout, orders, bounds, settings, notes)
-        task = next_task(counters, tasks, 1, thread % tasks, task)
-    for i in range(notes.shape[0]):
-        for j in range(notes.shape[1]):
-            stats[i, j] = notes[i, j]
-    return int(outcome[CRITIC_STEPS])
+            update.outcome[CRITIC_STEPS] = fit_critic(update)
+        task = next_task(update.counters, tasks, 1, thread % tasks, task)
+    for i in range(stats.shape[0]):
+        for j in range(stats.shape[1]):
+            stats[i, j] = update.notes[i, j]
+    return int(update.outcome[CRITIC_STEPS])
