@@ -6,7 +6,6 @@ Imported only where they are used.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -49,6 +48,7 @@ from marl_sb3.extensions.fast.hybrid import PartsDistribution, with_mixin
 from marl_sb3.extensions.fast.joined_actions import JoinedActions
 from marl_sb3.extensions.fast.masked_q import MaskedQLearning
 from marl_sb3.extensions.fast.memory_cells import MEMORY_POLICIES
+from marl_sb3.extensions.fast.ppo import replaced_methods
 from marl_sb3.extensions.fast.replay import QLearning, SoftActorCritic
 from marl_sb3.types import Array
 
@@ -313,11 +313,8 @@ class TRPO(FusedRollouts, sb3_contrib.TRPO):
                 "all parameters of TRPO's actor are frozen; accepted: some that learn, or policies_to_train without it"
             )
             raise ConfigError(words, key="policies_to_train")
-        self.policy = SimpleNamespace(named_parameters=lambda: learned)  # type: ignore[assignment]
-        try:
+        with replaced_methods((policy, "named_parameters", lambda: learned)):
             return super()._compute_actor_grad(kl_div, policy_objective)
-        finally:
-            self.policy = policy
 
 
 class TRPOLearner(OnPolicyLearner):
