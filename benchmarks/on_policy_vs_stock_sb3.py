@@ -39,7 +39,7 @@ SETTING = Setting(
     threads="1 torch thread",
     changes={
         "A": "the loop of the rollout",
-        "B": "fused networks, in rollouts and (except TRPO) in updates",
+        "B": "fused networks, in rollouts and in updates",
     },
     packages=("marl_sb3", "stable-baselines3", "sb3-contrib", "torch", "numpy", "gymnasium"),
 )

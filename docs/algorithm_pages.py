@@ -34,7 +34,8 @@ ACTIONS = {
 _WHOLE = "rollouts and updates of MLPs, on CPUs"
 FUSED = {
     **dict.fromkeys(
-        ("ppo", "a2c", "maskable_ppo", "maskable_a2c"), f"{_WHOLE}; also with layers that actor and critic share"
+        ("ppo", "a2c", "trpo", "maskable_ppo", "maskable_a2c", "maskable_trpo"),
+        f"{_WHOLE}; also with layers that actor and critic share",
     ),
     **dict.fromkeys(("dqn", "qrdqn", "maskable_dqn", "maskable_qrdqn", "sac", "tqc", "td3", "ddpg"), _WHOLE),
     **dict.fromkeys(("vdn", "qmix"), "rollouts of MLPs, on CPUs; updates are PyTorch's"),
@@ -42,7 +43,6 @@ FUSED = {
         ("recurrent_ppo", "maskable_recurrent_ppo"),
         "rollouts and updates of MLPs with LSTMs, on CPUs; other updates in PyTorch, over whole sequences",
     ),
-    **dict.fromkeys(("trpo", "maskable_trpo"), "rollouts of MLPs, on CPUs; updates are PyTorch's"),
     **dict.fromkeys(("crossq", "recurrent_dqn", "recurrent_sac", "iql"), "neither rollouts nor updates"),
 }
 # When to take it: the sentence after its name.

@@ -5,7 +5,7 @@ Imported only where they are used.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -48,10 +48,12 @@ from marl_sb3.extensions.fast.hybrid import PartsDistribution, with_mixin
 from marl_sb3.extensions.fast.joined_actions import JoinedActions
 from marl_sb3.extensions.fast.masked_q import MaskedQLearning
 from marl_sb3.extensions.fast.memory_cells import MEMORY_POLICIES
+from marl_sb3.extensions.fast.ppo import replaced_methods
 from marl_sb3.extensions.fast.replay import QLearning, SoftActorCritic
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
+    from marl_sb3.extensions.fast.fused_policy import FusedRolloutUpdate
     from marl_sb3.extensions.fast.fused_recurrent import FusedRecurrentPolicy, FusedSequenceUpdate
 
     # base classes of mixins, for type checkers alone
@@ -180,7 +182,7 @@ class MaskablePPOLearner(ContribPPOLearner):
     buffer_classes = (ActionMaskRolloutBuffer, ActionMaskDictRolloutBuffer)
 
 
-class RecurrentPPO(FusedOnPolicy, FusedRollouts, sb3_contrib.RecurrentPPO):
+class RecurrentPPO(FusedRollouts, sb3_contrib.RecurrentPPO):
     """A drop-in for `sb3_contrib.RecurrentPPO`: same arguments, same logger keys, same files.
 
     The *fused* path runs the update of plain MLPs behind LSTMs in compiled kernels, see `TwoPaths`. Where they do not
@@ -286,9 +288,22 @@ class RecurrentPPOLearner(ContribPPOLearner):
 class TRPO(FusedRollouts, sb3_contrib.TRPO):
     """A drop-in for `sb3_contrib.TRPO`: same arguments, same logger keys, same files.
 
-    On the *fused* path PPO's compiled kernels choose the actions of a plain MLP in rollouts, see `TwoPaths`. Updates
-    are always sb3-contrib's; frozen parameters, which these cannot have, stay as they are.
+    The *fused* path runs the update of a plain MLP in compiled kernels, see `TwoPaths`. On PyTorch's path, frozen
+    parameters, which sb3-contrib's update cannot have, stay as they are.
     """
+
+    @override
+    def _update_class(self, fused: Any) -> type[FusedRolloutUpdate]:
+        from marl_sb3.extensions.fast.fused_trpo import FusedTrustRegionUpdate
+
+        return FusedTrustRegionUpdate
+
+    @override
+    def record_update(self, means: Mapping[str, float], clip_range: float) -> None:
+        for name, value in means.items():
+            self.logger.record(f"train/{name}", value)
+        self._record_std()
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
     def _compute_actor_grad(self, kl_div: th.Tensor, policy_objective: th.Tensor) -> Any:
         policy: Any = self.policy
@@ -298,11 +313,8 @@ class TRPO(FusedRollouts, sb3_contrib.TRPO):
                 "all parameters of TRPO's actor are frozen; accepted: some that learn, or policies_to_train without it"
             )
             raise ConfigError(words, key="policies_to_train")
-        self.policy = SimpleNamespace(named_parameters=lambda: learned)  # type: ignore[assignment]
-        try:
+        with replaced_methods((policy, "named_parameters", lambda: learned)):
             return super()._compute_actor_grad(kl_div, policy_objective)
-        finally:
-            self.policy = policy
 
 
 class TRPOLearner(OnPolicyLearner):

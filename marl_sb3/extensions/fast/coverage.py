@@ -366,7 +366,7 @@ def lstms_of(policy: Any) -> list[Any]:
     return [lstm for lstm in found if lstm is not None]
 
 
-def actor_critic_coverage(algorithm: Any, *, trains: bool) -> PathStillValid | str:
+def actor_critic_coverage(algorithm: Any, *, trains: bool = True) -> PathStillValid | str:
     """Return the checks for acting by kernels for this PPO, A2C, TRPO or variant, or why that is impossible.
 
     Args:

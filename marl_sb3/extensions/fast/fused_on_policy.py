@@ -35,12 +35,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class FusedActing(TwoPaths, HybridActions):
-    """A base class, in front of SB3's class of the algorithm: the kernels act where they cover the policy."""
+class FusedOnPolicy(TwoPaths, HybridActions):
+    """A base class, in front of SB3's class of the algorithm: the kernels act and update if they cover the policy."""
+
+    num_grad_updates: int = 0  # optimizer steps taken since the object was made
 
     @override
     def coverage(self) -> PathStillValid | str:
-        return actor_critic_coverage(self, trains=False)
+        return actor_critic_coverage(self)
 
     def _in_kernels_form(self, validity: PathStillValid) -> FusedPolicy:
         from marl_sb3.extensions.fast.fused_policy import FusedPolicy
@@ -64,16 +66,6 @@ class FusedActing(TwoPaths, HybridActions):
         rates = np.float32(buffer.gamma), np.float32(buffer.gamma * buffer.gae_lambda)
         estimate(buffer.rewards, buffer.values, starts, buffer.acted, *after, *rates, buffer.advantages)
         buffer.returns = buffer.advantages + buffer.values
-
-
-class FusedOnPolicy(FusedActing):
-    """A base class, in front of SB3's class of the algorithm: its updates run in the kernels where they cover them."""
-
-    num_grad_updates: int = 0  # optimizer steps taken since the object was made
-
-    @override
-    def coverage(self) -> PathStillValid | str:
-        return actor_critic_coverage(self, trains=True)
 
     @override
     def prepare_engine(self, policy_id: str, update_path: str, *, has_more_losses: bool) -> Engine | None:
@@ -104,10 +96,10 @@ class FusedOnPolicy(FusedActing):
     def prepare_update(self) -> FusedRolloutUpdate | None:
         """See `Engine.prepare_update`; the kernels release the GIL.
 
-        None too where a user's subclass or instance trains in its own way, and with `target_kl`: such an update draws
-        as many orders as it has epochs, before the one of the next policy draws.
+        None too where a user's subclass or instance trains in its own way, and where `target_kl` may end an epoch:
+        such an update draws as many orders as it has epochs, before the one of the next policy draws.
         """
-        draws_ahead = getattr(self, "target_kl", None) is None
+        draws_ahead = getattr(self, "target_kl", None) is None or not hasattr(self, "n_epochs")
         is_ours = getattr(self.train, "__func__", None) is FusedOnPolicy.train
         return self._begin_update() if is_ours and draws_ahead else None
 
@@ -180,8 +172,8 @@ _RECORDED_BY_PPO = {
 # --- Rollouts of `learn` ---------------------------------------------------------------------------------------------
 
 
-class FusedRollouts(FusedActing):
-    """`FusedActing` in the rollouts of `learn` too, where the algorithm has an SB3 `VecEnv`.
+class FusedRollouts(FusedOnPolicy):
+    """`FusedOnPolicy` in the rollouts of `learn` too, where the algorithm has an SB3 `VecEnv`.
 
     They repeat those of SB3 with three differences: the kernels evaluate the policy where they cover it, the values of
     all agents that were truncated in a step are one batch, and callbacks get the locals that SB3 documents.

@@ -123,13 +123,13 @@ class MaskableTRPO(MaskedRollouts, TRPO):
     """`TRPO` that chooses among the actions that a mask allows; its files and arguments are those of TRPO.
 
     The distributions of its surrogate, of the KL divergence with its Hessian-vector products, and of the line search
-    are those among the allowed actions. On the *fused* path the kernels choose the actions of a plain MLP in rollouts.
+    are those among the allowed actions. The *fused* path runs the update of a plain MLP in the kernels of TRPO.
     """
 
-    def train(self) -> None:
-        """Update the policy from the rollout buffer, see `sb3_contrib.TRPO.train`."""
+    @override
+    def _train_torch(self) -> None:
         with masks_in_update(self, "get_distribution", _of_stock):
-            super().train()
+            super()._train_torch()
 
 
 def _of_stock(distribution: Any) -> Distribution:

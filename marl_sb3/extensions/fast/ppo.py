@@ -19,7 +19,7 @@ from marl_sb3.core.on_policy.on_policy import OnPolicyLearner
 from marl_sb3.core.on_policy.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer, flat_samples
 from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.extensions.fast.coverage import has_replaced_methods, replaced_method
-from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts
+from marl_sb3.extensions.fast.fused_on_policy import FusedRollouts
 
 _KNOWN_BUFFERS = (RolloutBuffer, DictRolloutBuffer, MaskedRolloutBuffer, MaskedDictRolloutBuffer)
 _SAMPLED = ("actions", "values", "log_probs", "advantages", "returns")  # in the order of `RolloutBufferSamples`
@@ -69,7 +69,7 @@ def minibatches_on(device: th.device, rollout: Any) -> Callable[..., Iterable[An
     return get
 
 
-class PPO(FusedOnPolicy, FusedRollouts, stable_baselines3.PPO):
+class PPO(FusedRollouts, stable_baselines3.PPO):
     """A drop-in for `stable_baselines3.PPO`: same arguments, same logger keys, same files.
 
     The *fused* path runs whole updates of plain MLPs in compiled kernels, see `TwoPaths`.
@@ -130,7 +130,7 @@ class PPOLearner(OnPolicyLearner):
     least_transitions = 1
 
 
-class A2C(FusedOnPolicy, FusedRollouts, stable_baselines3.A2C):
+class A2C(FusedRollouts, stable_baselines3.A2C):
     """A drop-in for `stable_baselines3.A2C` (Mnih et al. 2016): same arguments, same logger keys, same files.
 
     The *fused* path runs the update of a plain MLP in PPO's compiled kernels, see `TwoPaths`.

@@ -169,18 +169,6 @@ def test_fused_maskable_ppo_trains_as_sb3_contribs_does_to_tolerance(name: str) 
         assert found.num_grad_updates == stock._n_updates * -(-2 * case.n_steps * 2 // found.batch_size)
 
 
-class FusedTRPO(marl_sb3.TRPO):
-    update_path = "fused"
-
-
-@pytest.mark.parametrize("name", ["time limits inside rollouts", "terminations", "MultiDiscrete actions"])
-def test_trpo_with_fused_rollouts_trains_as_sb3_contribs_does_to_tolerance(name: str) -> None:
-    case, (_, stock) = TRPO[name], stock_training(f"TRPO, {name}")
-    for found in (train_ours(case, FusedTRPO).policies["p"], train_stock(stock_model(case, FusedTRPO), case)):
-        assert found.kernels() is not None
-        assert_close(found, stock, 1e-2)
-
-
 class OneByOne(marl_sb3.RecurrentPPO):
     update_path = "torch"
 

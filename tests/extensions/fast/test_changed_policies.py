@@ -601,8 +601,8 @@ def test_a_verbose_drop_in_prints_its_path_once(name: str, of_sb3: bool, capsys:
         change(algorithm)
         algorithm.learn(24).learn(24)
         printed += [line for line in capsys.readouterr().out.splitlines() if line.startswith("marl_sb3 ")]
-    updates = ", PyTorch computes the updates" if name == "TRPO" else " and compute the updates"
-    assert printed[0] == f"marl_sb3 {kind.own.__name__}: compiled kernels choose the actions{updates}"
+    path = "compiled kernels choose the actions and compute the updates"
+    assert printed[0] == f"marl_sb3 {kind.own.__name__}: {path}"
     torch = "PyTorch chooses the actions and computes the updates"
     slow = f"{torch}, not the faster kernels (hooks of the network); faster with no hooks"
     assert printed[1:] == [f"marl_sb3 {kind.own.__name__}: {slow}"]

@@ -30,7 +30,8 @@ def model(algorithm: Any, observation: Any, action: Any, policy: str = "MlpPolic
     env = DummyVecEnv([lambda: RandomEnv(observation, action)] * 2)
     settings = {"n_steps": 24, "seed": 1, "device": "cpu", **hyperparameters}
     if algorithm is not marl_sb3.A2C:
-        settings = {"batch_size": 20, "n_epochs": 3, **settings}
+        epochs = "n_critic_updates" if algorithm is marl_sb3.TRPO else "n_epochs"
+        settings = {"batch_size": 20, epochs: 3, **settings}
     return algorithm(policy, env, **settings)
 
 
@@ -38,6 +39,8 @@ CASES: dict[str, Any] = {
     "one-hot inputs": lambda: model(marl_sb3.PPO, ONE_HOT, CHOICE),
     "Gaussian": lambda: model(marl_sb3.PPO, BOX, BOX, ent_coef=0.01),
     "shared layers": lambda: model(marl_sb3.PPO, BOX, CHOICE, policy_kwargs=SHARED),
+    "TRPO": lambda: model(marl_sb3.TRPO, ONE_HOT, BOX),
+    "TRPO, shared layers": lambda: model(marl_sb3.TRPO, BOX, CHOICE, policy_kwargs=SHARED),
     "A2C": lambda: model(marl_sb3.A2C, ONE_HOT, BOX),
     "LSTMs": lambda: model(marl_sb3.RecurrentPPO, BOX, BOX, "MlpLstmPolicy", policy_kwargs={"lstm_hidden_size": 5}),
 }
@@ -127,8 +130,9 @@ def test_updates_beside_each_other_do_not_disturb_each_other() -> None:
 
 
 @pytest.mark.usefixtures("chunks")
-def test_a_thread_that_comes_late_changes_nothing_and_returns() -> None:
-    algorithm = collected(CASES["one-hot inputs"]())
+@pytest.mark.parametrize("name", ["one-hot inputs", "TRPO"])
+def test_a_thread_that_comes_late_changes_nothing_and_returns(name: str) -> None:
+    algorithm = collected(CASES[name]())
     update = algorithm.prepare_update()
     update.run(1)
     before = [weights.clone() for weights in algorithm.policy.state_dict().values()]
