@@ -131,12 +131,15 @@ def faster_images(algorithm: Any, memory: Any, draw: str) -> Iterator[None]:
     drawn_by = getattr(memory, draw)
 
     def laid_out(batch: Any) -> Any:
-        seen = {name: value for name, value in batch._asdict().items() if name.endswith("observations")}
-        return batch._replace(**{name: map_arrays(channels_last, value) for name, value in seen.items()})  # type: ignore[arg-type]
+        seen = map_arrays(channels_last, batch.observations)  # type: ignore[arg-type]
+        if isinstance(batch, tuple):
+            return batch._replace(observations=seen)  # type: ignore[attr-defined]
+        batch.observations = seen
+        return batch
 
     def drawn(*arguments: Any, **settings: Any) -> Any:
         found = drawn_by(*arguments, **settings)
-        return laid_out(found) if isinstance(found, tuple) else map(laid_out, found)
+        return map(laid_out, found) if isinstance(found, Iterator) else laid_out(found)
 
     optimizers = [each for each in torch_members(algorithm)[0].values() if type(each) is th.optim.Adam]
     groups = [group for each in optimizers for group in each.param_groups if not any(map(group.get, _OTHER_STEPS))]
