@@ -62,8 +62,8 @@ def minibatches(algorithm: Any, rollout: Any) -> Callable[..., Iterable[Any]]:
     to_device: Any = partial(th.as_tensor, device=device)
     seen: Any = map_arrays(to_device, rollout.observations)
     if device.type == "cpu":
-        seen = map_arrays(channels_last, seen)
-        rollout.observations = map_arrays(th.Tensor.numpy, seen)  # the same numbers, and one copy of them
+        seen = map_arrays(channels_last, seen)  # type: ignore[arg-type]
+        rollout.observations = map_arrays(th.Tensor.numpy, seen)  # type: ignore[arg-type]  # the one copy of them
     actions, *numbers = (to_device(getattr(rollout, name)) for name in _SAMPLED)
     columns = [actions.float(), *(column.reshape(-1) for column in numbers)]
     kind: Any = DictRolloutBufferSamples if isinstance(seen, dict) else RolloutBufferSamples
