@@ -3,10 +3,11 @@
     python benchmarks/on_policy_vs_stock_sb3.py [--only ppo,a2c,...] [--repeats 3] [--env-steps 4096] [--json FILE]
 
 Each algorithm trains in CartPole-v1 with 8 envs. Its hyperparameters are its defaults, except for the length of the
-rollouts, and LSTMs of 64 in `recurrent_ppo_64`. Rollouts and updates are both timed. Three sides take turns in one
-process: the stock class on SB3's `DummyVecEnv`; marl_sb3's class on the same vec env; `MultiAgentAlgorithm` with one
-agent. The first rollout of each turn is not counted. MaskablePPO gets masks that allow every action. CPU time is
-measured because other programs on the machine affect it less than wall-clock time.
+rollouts, and LSTMs of 64 in `recurrent_ppo_64`; `ppo_images` trains SB3's CnnPolicy on random images of 84 x 84 x 4, in
+minibatches of 256 and four epochs, as rl-baselines3-zoo does for Atari games. Rollouts and updates are both timed.
+Three sides take turns in one process: the stock class on SB3's `DummyVecEnv`; marl_sb3's class on the same vec env;
+`MultiAgentAlgorithm` with one agent. The first rollout of each turn is not counted. MaskablePPO gets masks that allow
+every action. CPU time is measured because other programs on the machine affect it less than wall-clock time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import stable_baselines3
 from command_line import add_count, add_names, parser
 from measure import Comparison, Report, Setting, number, print_table, take_turns
 from stable_baselines3.common.env_util import make_vec_env as make_sb3_vec_env
+from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from trainings import one_torch_thread
 
@@ -35,7 +37,10 @@ ENV, N_ENVS = "CartPole-v1", 8
 STOCK, IN_PLACE, JOINT = "stock class", "marl_sb3's class in its place", "MultiAgentAlgorithm, one agent"
 SETTING = Setting(
     what=f"{ENV}, {N_ENVS} envs, each algorithm with its default networks and hyperparameters",
-    hyperparameters={"n_steps": "512; a2c 5; recurrent_ppo 128", "lstm_hidden_size": "256; recurrent_ppo_64 64"},
+    hyperparameters={
+        "n_steps": "512; a2c 5; recurrent_ppo, ppo_images 128",
+        "lstm_hidden_size": "256; recurrent_ppo_64 64",
+    },
     threads="1 torch thread",
     changes={
         "A": "the loop of the rollout",
@@ -53,7 +58,7 @@ class Case:
     ours: type[OnPolicyAlgorithm]
     n_steps: int = 512
     policy: str = "MlpPolicy"
-    wrapper: type[gymnasium.Wrapper[Any, Any, Any, Any]] | None = None
+    env: str | Callable[[], gymnasium.Env[Any, Any]] = ENV
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -70,12 +75,25 @@ def masked_cartpole() -> AllAllowed:
     return AllAllowed(gymnasium.make(ENV))
 
 
+def images() -> FakeImageEnv:
+    """Make an env of random images, 84 x 84 x 4."""
+    return FakeImageEnv(84, 84, n_channels=4, channel_first=False)
+
+
 RECURRENT_PPO = Case(sb3_contrib.RecurrentPPO, marl_sb3.RecurrentPPO, n_steps=128, policy="MlpLstmPolicy")
 CASES: Mapping[str, Case] = {
     "ppo": Case(stable_baselines3.PPO, marl_sb3.PPO),
+    "ppo_images": Case(
+        stable_baselines3.PPO,
+        marl_sb3.PPO,
+        n_steps=128,
+        policy="CnnPolicy",
+        env=images,
+        hyperparameters={"batch_size": 256, "n_epochs": 4},
+    ),
     "a2c": Case(stable_baselines3.A2C, marl_sb3.A2C, n_steps=5),
     "trpo": Case(sb3_contrib.TRPO, marl_sb3.TRPO),
-    "maskable_ppo": Case(sb3_contrib.MaskablePPO, marl_sb3.MaskablePPO, wrapper=AllAllowed),
+    "maskable_ppo": Case(sb3_contrib.MaskablePPO, marl_sb3.MaskablePPO, env=masked_cartpole),
     "recurrent_ppo": RECURRENT_PPO,
     "recurrent_ppo_64": replace(RECURRENT_PPO, hyperparameters={"policy_kwargs": {"lstm_hidden_size": 64}}),
 }
@@ -90,7 +108,7 @@ def env_steps_per_cpu_s(train: Callable[[], Any], env_steps: int) -> float:
 
 def with_sb3_loop(case: Case, algorithm: type[OnPolicyAlgorithm], env_steps: int, n_steps: int, seed: int) -> float:
     """Measure `learn` of a stock class or of marl_sb3's class."""
-    env = make_sb3_vec_env(ENV, n_envs=N_ENVS, seed=seed, wrapper_class=case.wrapper)
+    env = make_sb3_vec_env(case.env, n_envs=N_ENVS, seed=seed)
     model = algorithm(case.policy, env, n_steps=n_steps, seed=seed, device="cpu", **case.hyperparameters)
     model.learn(n_steps * N_ENVS)
     return env_steps_per_cpu_s(partial(model.learn, env_steps, reset_num_timesteps=False), env_steps)
@@ -98,7 +116,7 @@ def with_sb3_loop(case: Case, algorithm: type[OnPolicyAlgorithm], env_steps: int
 
 def with_joint_loop(case: Case, env_steps: int, n_steps: int, seed: int) -> float:
     """Measure `MultiAgentAlgorithm`. All counted env steps are one iteration."""
-    env = marl_sb3.make_vec_env(masked_cartpole if case.wrapper else ENV, n_envs=N_ENVS)
+    env = marl_sb3.make_vec_env(case.env, n_envs=N_ENVS)
     spec = PolicySpec(case.ours, case.policy, n_steps=n_steps, **case.hyperparameters)
     model = MultiAgentAlgorithm(env, {"shared": spec}, n_steps=env_steps // N_ENVS, seed=seed, device="cpu")
     model.train_iteration()

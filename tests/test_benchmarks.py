@@ -67,7 +67,8 @@ RUNS = {
         {"WARM_STEPS": 8, "HYPERPARAMETERS": {"learning_starts": 4, "batch_size": 8}},
     ),
     "on_policy_vs_stock_sb3": Small(
-        "--repeats 1 --env-steps 32", {"ppo", "a2c", "trpo", "maskable_ppo", "recurrent_ppo", "recurrent_ppo_64"}
+        "--repeats 1 --env-steps 32",
+        {"ppo", "ppo_images", "a2c", "trpo", "maskable_ppo", "recurrent_ppo", "recurrent_ppo_64"},
     ),
     "newcomers": Small(
         "--repeats 1 --seconds 0.001 --only ppo_normalized,sac,own_network",

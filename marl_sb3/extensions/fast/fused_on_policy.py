@@ -24,6 +24,7 @@ from marl_sb3.doors import Engine
 from marl_sb3.errors import NumericError
 from marl_sb3.extensions.fast.coverage import PathStillValid, actor_critic_coverage
 from marl_sb3.extensions.fast.hybrid import HybridActions
+from marl_sb3.extensions.fast.torch_updates import faster_images
 from marl_sb3.extensions.fast.update_path import TwoPaths
 from marl_sb3.output import print_text
 from marl_sb3.types import Array
@@ -152,7 +153,8 @@ class FusedOnPolicy(TwoPaths, HybridActions):
         """Update by SB3's own `train`."""
         counted = count_steps(self)
         try:
-            super().train()
+            with faster_images(self, self.rollout_buffer, "get"):
+                super().train()
         finally:
             if counted is not None:
                 counted.remove()

@@ -17,7 +17,8 @@ from stable_baselines3.common.policies import BasePolicy
 from typing_extensions import override
 
 from marl_sb3.extensions.fast.contrib import TRPO, MaskablePPOLearner, TRPOLearner
-from marl_sb3.extensions.fast.ppo import A2C, A2CLearner, replaced_methods
+from marl_sb3.extensions.fast.ppo import A2C, A2CLearner
+from marl_sb3.extensions.fast.torch_updates import replaced_methods
 
 _Algorithm = TypeVar("_Algorithm", bound=type[Any])
 

@@ -2,71 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import stable_baselines3
 import torch as th
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
-from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 from torch.nn import functional as F
 from typing_extensions import override
 
 from marl_sb3.core.on_policy.on_policy import OnPolicyLearner
-from marl_sb3.core.on_policy.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer, flat_samples
-from marl_sb3.core.vec_env.observations import map_arrays
-from marl_sb3.extensions.fast.coverage import has_replaced_methods, replaced_method
 from marl_sb3.extensions.fast.fused_on_policy import FusedRollouts
-
-_KNOWN_BUFFERS = (RolloutBuffer, DictRolloutBuffer, MaskedRolloutBuffer, MaskedDictRolloutBuffer)
-_SAMPLED = ("actions", "values", "log_probs", "advantages", "returns")  # in the order of `RolloutBufferSamples`
-
-
-@contextmanager
-def replaced_methods(*replacements: tuple[Any, str, Callable[..., Any]]) -> Iterator[None]:
-    """Let functions take the places of methods inside the context: (object, name of its method, function) each."""
-    before = [(vars(owner), name, vars(owner).get(name)) for owner, name, _ in replacements]
-    for owner, name, function in replacements:
-        vars(owner)[name] = function
-    try:
-        yield
-    finally:
-        for members, name, former in before:
-            if former is None:
-                del members[name]
-            else:
-                members[name] = former
-
-
-def minibatches_on(device: th.device, rollout: Any) -> Callable[..., Iterable[Any]]:
-    """Return the `get` of a full rollout buffer; for a GPU one that copies the samples to it once, not in each pass.
-
-    Minibatches have SB3's order. The `get` of a class that is unknown, or whose methods are replaced, is left as it is.
-    """
-    is_replaced = has_replaced_methods(rollout) or any(map(replaced_method, _KNOWN_BUFFERS))
-    if device.type == "cpu" or type(rollout) not in _KNOWN_BUFFERS or is_replaced:
-        return rollout.get  # type: ignore[no-any-return]
-    for name in ("observations", *_SAMPLED):  # as `get` does
-        setattr(rollout, name, flat_samples(rollout, name))
-    rollout.generator_ready = True
-    to_device: Any = partial(th.as_tensor, device=device)
-    seen: Any = map_arrays(to_device, rollout.observations)
-    actions, *numbers = (to_device(getattr(rollout, name)) for name in _SAMPLED)
-    columns = [actions.float(), *(column.reshape(-1) for column in numbers)]
-    kind: Any = DictRolloutBufferSamples if isinstance(seen, dict) else RolloutBufferSamples
-
-    def get(batch_size: int) -> Iterator[Any]:
-        order = th.as_tensor(np.random.permutation(len(actions)), device=device)  # noqa: NPY002 - SB3's stream
-        for chosen in order.split(batch_size):  # type: ignore[no-untyped-call]
-            if hasattr(rollout, "samples_drawn"):
-                rollout.samples_drawn += len(chosen)
-            own = map_arrays(lambda tensor, chosen=chosen: tensor[chosen], seen)  # type: ignore[misc]
-            yield kind(own, *(column[chosen] for column in columns))
-
-    return get
+from marl_sb3.extensions.fast.torch_updates import minibatches, replaced_methods
 
 
 class PPO(FusedRollouts, stable_baselines3.PPO):
@@ -83,7 +30,7 @@ class PPO(FusedRollouts, stable_baselines3.PPO):
     def _train_torch(self) -> None:
         """Update by SB3's own `train`, and note what it does not record of its minibatches."""
         policy: Any = self.policy
-        draw = minibatches_on(self.device, self.rollout_buffer)
+        draw = minibatches(self, self.rollout_buffer)
         evaluate, parameters = policy.evaluate_actions, policy.parameters
         found: dict[str, list[th.Tensor]] = {"gradients_global_norm": [], "vf_loss_unclipped": []}
         latest: list[Any] = [None]

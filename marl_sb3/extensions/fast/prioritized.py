@@ -28,6 +28,7 @@ from marl_sb3.core.off_policy.replay import (
 from marl_sb3.core.state.fields import Fields, scalar
 from marl_sb3.core.state.state import TensorFile
 from marl_sb3.errors import CheckpointError, ConfigError, require_known, shown
+from marl_sb3.extensions.fast.torch_updates import faster_images
 from marl_sb3.types import Array, FloatArray
 
 _Kinds: TypeAlias = Mapping[type[TransitionBuffer], type[TransitionBuffer]]
@@ -258,7 +259,8 @@ class DrawsByPriority(OffPolicyAlgorithm):
             words = f"replay is prioritized, and the replay buffer a {type(self.replay_buffer).__name__}"
             raise ConfigError(f"{words}; accepted: uniform, or no buffer of one's own", key="replay")
         if self.replay == "prioritized" and algorithm.kernels() is None:
-            self.train_by_loss(gradient_steps, batch_size)
+            with faster_images(self, self.replay_buffer, "sample"):
+                self.train_by_loss(gradient_steps, batch_size)
         else:
             super().train(gradient_steps=gradient_steps, batch_size=batch_size)
 

@@ -26,6 +26,7 @@ from marl_sb3.core.sb3.private import has_step_hook
 from marl_sb3.extensions.fast.coverage import PathStillValid, valid_for_replay, why_not_nets, why_not_policy
 from marl_sb3.extensions.fast.dueling import DUELING_DQN, take_plain
 from marl_sb3.extensions.fast.prioritized import DrawsByPriority
+from marl_sb3.extensions.fast.torch_updates import faster_images
 from marl_sb3.extensions.fast.update_path import TwoPaths, load_blas, require_rows
 from marl_sb3.types import Array
 
@@ -87,7 +88,8 @@ class FusedOffPolicy(TwoPaths, OffPolicyAlgorithm):
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         update: FusedReplayUpdate | None = self.kernels()
         if update is None:
-            super().train(gradient_steps=gradient_steps, batch_size=batch_size)
+            with faster_images(self, self.replay_buffer, "sample"):
+                super().train(gradient_steps=gradient_steps, batch_size=batch_size)
             return
         assert self.replay_buffer is not None
         self._update_learning_rate(update.optimizers)

@@ -78,7 +78,8 @@ class TwoPaths:
     """A mixin for SB3's algorithms: updates by the *fused* path or by the *torch* path.
 
     The fused path is faster and equals SB3 to floating point tolerance; the torch path takes every policy and equals
-    SB3 bit for bit.
+    SB3 bit for bit. Where `auto` leads to the latter, networks for images are updated faster, to floating point
+    tolerance: see `torch_updates`.
     """
 
     # `auto` takes the fused path if it covers the policy, see `why_not_fused`; `fused` and `torch` force one. May be
