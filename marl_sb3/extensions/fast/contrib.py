@@ -48,8 +48,8 @@ from marl_sb3.extensions.fast.hybrid import PartsDistribution, with_mixin
 from marl_sb3.extensions.fast.joined_actions import JoinedActions
 from marl_sb3.extensions.fast.masked_q import MaskedQLearning
 from marl_sb3.extensions.fast.memory_cells import MEMORY_POLICIES
-from marl_sb3.extensions.fast.ppo import replaced_methods
 from marl_sb3.extensions.fast.replay import QLearning, SoftActorCritic
+from marl_sb3.extensions.fast.torch_updates import replaced_methods
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
