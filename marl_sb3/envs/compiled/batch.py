@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any
 
@@ -110,6 +110,8 @@ class CompiledBatch(BatchedEnv):
         self._is_observed = False  # the latest step has observed them, and nothing has changed since
         self._kinds = {kind for *_, kind in rules.infos}
         self.states: Any = np.zeros(self.num_envs, rules.state).view(np.recarray)  # a record for each env
+        for name, value in rules.settings.items() if isinstance(rules.settings, Mapping) else ():
+            self.states[name] = value
         self._bind()
 
     def _bind(self) -> None:
@@ -296,7 +298,7 @@ def _nothing(state: Any, array: Array) -> None:
 def _compiled(
     step: Any, observe: Any, allow: Any, start: Any, constants: tuple[Any, ...], codes: tuple[str, ...]
 ) -> Any:
-    state, agents, infos, choices, of_actions, act_in, of_observations, observe_in = constants
+    state, agents, infos, choices, counts, of_actions, act_in, of_observations, observe_in = constants
     functions = (step, observe, allow, start)
     own_step, own_observe, own_allow, own_start = (njit(**_STRICT)(function) for function in functions)
     starts = start is not _nothing
@@ -322,10 +324,18 @@ def _compiled(
                 for k in range(infos):
                     of_infos[i, k] = 0.0
                 outcome = Outcome(rewards[i], terminated[i], truncated[i], of_infos[i])
+                if counts:
+                    states[i].timestep += 1
                 own_step(states[i], actions[i], rngs[i], outcome)
+                if counts:
+                    is_over = 0 < states[i].limit <= states[i].timestep
+                    for agent in range(agents):
+                        truncated[i, agent] = is_over
             elif starts and table[WHAT] == BEGIN:
                 if seeds[i] >= 0:
                     seed_generator(seeds[i], rngs[i])
+                if counts:
+                    states[i].timestep = 0
                 own_start(states[i], rngs[i])
             own_observe(states[i], observations[i])
             own_allow(states[i], allowed[i])
@@ -341,7 +351,7 @@ def compiled_function(rules: CompiledRules) -> Any:
     if rules.run is not None:
         return c_function(rules.run, (words_of,), what="the rules of the envs: about 6 s of one core")
     observed, done = _arrays(rules)
-    sizes = (rules.state, len(rules.agents), len(rules.infos), _most_choices(rules))
+    sizes = (rules.state, len(rules.agents), len(rules.infos), _most_choices(rules), rules.counts)
     allow, start = rules.allow or _nothing, rules.start or _nothing
     functions = (rules.step, rules.observe, allow, start)
     return _compiled(*functions, (*sizes, *done, *observed), tuple(map(_identity, functions)))

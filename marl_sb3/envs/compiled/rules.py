@@ -54,13 +54,16 @@ class CompiledRules:
     infos: Sequence[tuple[AgentID, str, type]] = ()
     # the least and greatest value of fields that are places in arrays: checkpoints with others are refused
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    # fields that are settings: an episode does not change them, and checkpoints do not hold them
-    settings: Sequence[str] = ()
+    # fields that are settings: an episode does not change them, and checkpoints do not hold them; or field -> value
+    settings: Sequence[str] | Mapping[str, Any] = ()
     # `start(state, rng)`, in the place of `begin`: begins an episode in compiled code; `rng` is as in `step`.
     start: Callable[[Any, Array], None] | None = None
     # In their place, `run(address)`: does what a table says, see `marl_sb3.compiling`, to records of any size; it is
     # compiled once, where `step` and `observe` are compiled for each state, action and observation.
     run: Callable[[int], None] | None = None
+    # whether the field `timestep` counts the steps of an episode from 0, before `step` is called; all agents are
+    # truncated when it has reached the field `limit`; 0: never
+    counts: bool = False
 
     def __post_init__(self) -> None:
         for given in (self.observation_space, self.action_space):

@@ -8,7 +8,7 @@ import pytest
 
 from marl_sb3.core.envs.batched import BatchedStep
 from marl_sb3.envs.arena import ArenaEnv
-from marl_sb3.envs.compiled.comparing import require_same
+from marl_sb3.envs.compiled.twins import require_same
 from marl_sb3.errors import ConfigError, EnvError
 
 

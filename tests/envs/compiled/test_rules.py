@@ -14,7 +14,7 @@ from marl_sb3 import make_vec_env
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.envs.compiled.batch import CompiledBatch
-from marl_sb3.envs.compiled.comparing import require_same
+from marl_sb3.envs.compiled.twins import require_same
 from marl_sb3.envs.waterworld import WaterworldEnv
 from marl_sb3.errors import ConfigError, EnvError
 
