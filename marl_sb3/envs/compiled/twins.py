@@ -222,9 +222,8 @@ class GymnasiumBatch(TwinBatch):
         self._is_observed = False
         for env_index, seed, given in zip(env_indices, seeds, options, strict=True):
             self.original.reset(seed=seed, options=given or None)
-            state = self.states[env_index]
-            self.twin.copy(state, self.original)
-            state.timestep = 0
+            for name, value in {**self.twin.state(self.original), "timestep": 0}.items():
+                self.states[name][env_index] = value
             self.rngs[env_index] = words_of(self.original.np_random)
 
     def reset_infos(self, env_indices: Sequence[int]) -> Mapping[int, Mapping[AgentID, Mapping[str, Any]]]:
@@ -320,7 +319,7 @@ def _wrappers(env: Any) -> Iterator[Any]:
 class GymnasiumTwin(Twin):
     """Steps the envs of one class of Gymnasium as compiled ones."""
 
-    copy: Callable[[Any, Any], None]  # writes the state of an original into a record
+    state: Callable[[Any], Mapping[str, Any]]  # field of the record -> its value in an original
     reset_info: Mapping[str, Any] = field(default_factory=dict)  # of each reset, besides masks
     beneath = ("gymnasium.core", "gymnasium.utils.", "gymnasium.wrappers.")
     batch = GymnasiumBatch

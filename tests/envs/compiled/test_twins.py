@@ -171,7 +171,8 @@ def test_single_steps_from_anywhere_are_those_of_the_originals(env_id: str) -> N
         if "Continuous" in env_id:  # episodes begin in float64 and at rest, and go on in float32
             place = place.astype(np.float32) if index % 2 else place * [1, 0]
         original.state = place
-        twin.copy(batch.states[index], original)
+        for name, value in twin.state(original).items():
+            batch.states[name][index] = value
         observation, reward, terminated, *_ = original.step(actions[index])
         expected.append((observation, reward, terminated))
     step = batch.step(actions[:, None])
