@@ -17,7 +17,7 @@ from typing_extensions import override
 from marl_sb3.core.envs.batched import BatchedEnv
 from marl_sb3.envs.compiled.originals import why_not_own
 from marl_sb3.envs.drawn import DrawnEnv, Image, Infos, StepResult, blend
-from marl_sb3.envs.waterworld.parameters import BOUND, FOOD_SIZE, POISON_SIZE, Parameters, refused_action
+from marl_sb3.envs.waterworld.parameters import ACTION, BOUND, FOOD_SIZE, POISON_SIZE, Parameters
 from marl_sb3.errors import EnvError
 from marl_sb3.types import AgentID, Array
 
@@ -148,7 +148,7 @@ class WaterworldEnv(DrawnEnv):
                 action = np.empty(0)
             if action.shape != (2,) or not (np.abs(action) <= 1).all():
                 received = repr(actions[agent]) if agent in actions else "no action"
-                raise EnvError(f"waterworld, step {timestep}: {refused_action(agent, received)}")
+                raise EnvError(f"waterworld, step {timestep}: {agent} must act {ACTION}; received {received}")
             thrusts[0, number] = action
         return thrusts
 

@@ -14,10 +14,11 @@ from msgspec import Meta
 
 from marl_sb3.core.config.values import Fraction, accepts, words
 from marl_sb3.envs.drawn import refused
-from marl_sb3.types import AgentID
 
 FOOD_SIZE, POISON_SIZE = 2.0, 0.75  # in radii of a pursuer
 BOUND = np.float32(np.sqrt(2))  # of an observation: the speed of two that swim straight at each other along a diagonal
+
+ACTION = "with two numbers in -1..1"  # how a pursuer must act
 
 Number = Annotated[int, Meta(ge=0, le=1000)]
 PositiveNumber = Annotated[int, Meta(ge=1, le=1000)]
@@ -95,8 +96,3 @@ class Parameters:
 
 def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def refused_action(agent: AgentID, received: str) -> str:
-    """Return what to say of an action that is not accepted."""
-    return f"{agent} must act with two numbers in -1..1; received {received}"
