@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numba import njit
 from typing_extensions import override
 
 from marl_sb3.compiling import (
@@ -36,6 +35,7 @@ from marl_sb3.compiling import (
     carray,
     is_ours,
     pointer,
+    strict_kernel,
 )
 from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
 from marl_sb3.core.state.state import State, StateReader
@@ -47,18 +47,7 @@ from marl_sb3.fingerprints import UnknownValueError, fingerprint
 from marl_sb3.types import AgentID, Array, BoolArray
 from marl_sb3.wrappers.observations import choices_of
 
-# No fastmath: each operation is rounded as in Python. Only compiled code calls these functions.
-_STRICT: Any = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-
-
 _MOST_SEEDS = 2**63  # that compiled code begins episodes with
-
-
-def _of_agents(of_agents: Sequence[spaces.Space[Any]]) -> tuple[tuple[int, ...], Any]:
-    """Return shape and type of an array of a value of each agent; where shapes differ, as wide as the widest."""
-    shapes = {tuple(space.shape or ()) for space in of_agents}
-    shape = shapes.pop() if len(shapes) == 1 else (max(map(math.prod, shapes)),)
-    return (len(of_agents), *shape), np.float32 if isinstance(of_agents[0], spaces.Box) else np.int64
 
 
 def _limits(space: Any) -> tuple[Any, Any, str] | None:
@@ -280,8 +269,13 @@ class CompiledBatch(BatchedEnv):
 
 
 def _arrays(rules: CompiledRules) -> Any:
-    """Return shape and type of the observations of an env, and of its actions."""
-    return [_of_agents(of_agents) for of_agents in zip(*map(rules.spaces_of, rules.agents), strict=True)]
+    """Return shape and type of the observations of an env, and of its actions; as wide as the widest of an agent."""
+    found = []
+    for of_agents in zip(*map(rules.spaces_of, rules.agents), strict=True):
+        shapes = {tuple(space.shape or ()) for space in of_agents}
+        shape = shapes.pop() if len(shapes) == 1 else (max(map(math.prod, shapes)),)
+        found.append(((len(of_agents), *shape), np.float32 if isinstance(of_agents[0], spaces.Box) else np.int64))
+    return found
 
 
 def _most_choices(rules: CompiledRules) -> int:
@@ -292,7 +286,7 @@ def _most_choices(rules: CompiledRules) -> int:
 # --- Compiling -------------------------------------------------------------------------------------------------------
 
 
-@njit(**_STRICT)
+@strict_kernel
 def run_envs(
     address: int, sizes: Any, act_in: Any, observe_in: Any, view: Any, step: Any, observe: Any, allow: Any, start: Any
 ) -> None:
@@ -341,14 +335,15 @@ def run_envs(
 @cache  # also by `codes`: the values of globals that the functions use
 def _compiled(functions: tuple[Any, ...], constants: tuple[Any, ...], codes: tuple[str, ...]) -> Any:
     record, counts, sizes, act_in, observe_in = constants
-    step, observe, allow, start = (None if each is None else njit(**_STRICT)(each) for each in functions)
+    own: list[Any] = [None if each is None else strict_kernel(each) for each in functions]
+    step, observe, allow, start = own
     own_step, own_start = step, start
 
-    @njit(**_STRICT)
+    @strict_kernel
     def view(address: int) -> Any:
         return carray(pointer(address), (1,), record)[0]
 
-    @njit(**_STRICT)
+    @strict_kernel
     def counted_step(state: Any, actions: Any, rng: Any, outcome: Any) -> None:
         state.timestep += 1
         step(state, actions, rng, outcome)
@@ -356,7 +351,7 @@ def _compiled(functions: tuple[Any, ...], constants: tuple[Any, ...], codes: tup
         for agent in range(len(outcome.truncated)):
             outcome.truncated[agent] = is_over
 
-    @njit(**_STRICT)
+    @strict_kernel
     def counted_start(state: Any, rng: Any) -> None:
         state.timestep = 0
         start(state, rng)

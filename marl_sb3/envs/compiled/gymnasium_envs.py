@@ -36,7 +36,7 @@ def _control(
     numbers: int = 2,
     turned: Mapping[str, tuple[float, float]] = {"place": (-100, 100)},  # angles are turned until they are small
 ) -> GymnasiumTwin:
-    """Return the twin of a class of `gymnasium.envs.classic_control`; so many numbers and other fields are its state."""
+    """Return the twin of a class of `gymnasium.envs.classic_control`; its state are so many numbers, and fields."""
 
     def rules(env: Any) -> CompiledRules:
         return counted(

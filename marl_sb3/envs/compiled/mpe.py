@@ -93,7 +93,7 @@ def _move(state: Any, agent: int) -> None:
 
 @strict_entry
 def _touches(state: Any, a: int, b: int) -> bool:
-    return _distance(state.places, a, state.places, b) < state.sizes[a] + state.sizes[b]
+    return bool(_distance(state.places, a, state.places, b) < state.sizes[a] + state.sizes[b])
 
 
 @strict_entry

@@ -115,6 +115,12 @@ class CompiledRules:
         return found
 
 
+def fields_of(values: Mapping[str, Any]) -> list[tuple[str, Any, tuple[int, ...]]]:
+    """Return fields of a record that hold these numbers and arrays."""
+    arrays = {name: np.asarray(value) for name, value in values.items()}
+    return [(name, np.uint8 if a.dtype == np.bool_ else a.dtype, a.shape) for name, a in arrays.items()]
+
+
 def _require_spaces(given: Sequence[spaces.Space[Any]]) -> None:
     """Refuse spaces whose numbers do not fit in one array of float32 or int64."""
     for space in given:

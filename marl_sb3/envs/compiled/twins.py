@@ -31,7 +31,7 @@ from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.envs.compiled.batch import CompiledBatch
 from marl_sb3.envs.compiled.originals import KNOWN, why_not_original
 from marl_sb3.envs.compiled.random import words_of
-from marl_sb3.envs.compiled.rules import CompiledRules
+from marl_sb3.envs.compiled.rules import CompiledRules, fields_of
 from marl_sb3.errors import EnvError
 from marl_sb3.types import AgentID, Array
 from marl_sb3.wrappers.observations import choices_of
@@ -174,8 +174,7 @@ def counted(fields: Sequence[Any], settings: Mapping[str, Any], **others: Any) -
         others: see `CompiledRules`.
     """
     values = {name: np.asarray(value) for name, value in {"limit": 0, **settings}.items()}
-    kinds = [(name, np.uint8 if a.dtype == np.bool_ else a.dtype, a.shape) for name, a in values.items()]
-    state = np.dtype([("timestep", np.int64), *fields, *kinds], align=True)
+    state = np.dtype([("timestep", np.int64), *fields, *fields_of(values)], align=True)
     return CompiledRules(state=state, settings=values, counts=True, **others)
 
 
@@ -221,7 +220,7 @@ class GymnasiumBatch(TwinBatch):
             return
         self._is_observed = False
         for env_index, seed, given in zip(env_indices, seeds, options, strict=True):
-            self.original.reset(seed=seed, options=given or None)
+            self.original.reset(seed=seed, options=dict(given) or None)
             for name, value in {**self.twin.state(self.original), "timestep": 0}.items():
                 self.states[name][env_index] = value
             self.rngs[env_index] = words_of(self.original.np_random)

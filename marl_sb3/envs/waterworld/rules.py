@@ -20,9 +20,8 @@ from marl_sb3.core.state.randomness import generator_state, set_generator_state
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.envs.compiled.batch import CompiledBatch, run_envs
 from marl_sb3.envs.compiled.random import generator_of, random, words_of
-from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
-from marl_sb3.envs.waterworld import parameters
-from marl_sb3.envs.waterworld.parameters import FOOD_SIZE, POISON_SIZE
+from marl_sb3.envs.compiled.rules import CompiledRules, Outcome, fields_of
+from marl_sb3.envs.waterworld.env import ACTION, BOUND, FOOD_SIZE, POISON_SIZE, Parameters
 from marl_sb3.types import Array
 from marl_sb3.types import FloatArray as Float32Array
 
@@ -39,7 +38,7 @@ _ELASTICITY = 0.999  # of walls
 _SLOP = 0.1 / 750
 _PUSH = 1 - 0.9 ** (60 * _STEP_S)
 _MAX_DRAWS = 1000  # of a position that is clear of obstacles, where there may be none
-_BOUND = float(parameters.BOUND)
+_BOUND = float(BOUND)
 _ALMOST_ONE = 1 - 1e-4  # A wall that is farther away than this part of the range is not sensed.
 _NONE = 2.0  # more than any distance
 
@@ -61,9 +60,8 @@ _SETTINGS = np.dtype(
 
 
 # Inlined, since a call would pass on the 120 numbers of a `Pond`: that takes four times as long.
-_function: Any = njit(
-    nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True
-)
+def _function(function: Any) -> Any:
+    return njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, forceinline=True)(function)  # type: ignore[call-overload]
 
 
 class Pond(NamedTuple):
@@ -479,44 +477,65 @@ def run(address: int) -> None:
 _FARTHEST = 10.0  # limit of positions and speeds in a saved state; in an episode they stay far below it
 
 
+def _fixed(own: Parameters) -> dict[str, Any]:
+    """Return what is the same in all episodes, and what a step writes before it reads it, by the names of `Pond`."""
+    counts = (own.n_pursuers, own.n_evaders, own.n_poisons, own.n_obstacles)
+    speeds = np.array([own.pursuer_speed, own.evader_speed, own.poison_speed], dtype=np.float64).repeat(counts[:3])
+    radii = np.repeat([own.radius, FOOD_SIZE * own.radius, POISON_SIZE * own.radius, own.obstacle_radius], counts)
+    others = radii[own.n_pursuers : own.n_objects]
+    angles = np.linspace(0.0, 2.0 * np.pi, own.n_sensors, endpoint=False)
+    across = np.stack((np.cos(angles), np.sin(angles)))
+    # A ray along a wall never meets it.
+    nearer = np.divide(1 / own.sensor_range, across, out=np.zeros_like(across), where=np.abs(across) > 1e-9)
+    known = np.full((2, own.n_obstacles), np.nan)
+    if own.obstacle_coord:
+        known[:] = np.transpose(own.obstacle_coord)
+    return {
+        "radii": radii,
+        "max_speeds": speeds,
+        "speed_sums": speeds + own.pursuer_speed,
+        "touch_distances_squared": (others + own.radius) ** 2,
+        "clearances_squared": (2 * others + own.obstacle_radius) ** 2,
+        "reaches_squared": (own.sensor_range + radii) ** 2 + radii**2,
+        "rays": np.concatenate((across, nearer)),
+        "thrusts": np.zeros(own.n_pursuers),
+        "moved": np.zeros(own.n_foods_and_poisons, np.uint8),
+        "nearest": np.zeros(own.n_sensors),
+        "met": np.zeros(own.n_sensors, np.int64),
+        "known_obstacles": known,
+    }
+
+
 def compiled_rules(template: WaterworldEnv) -> CompiledRules:
     """Return the rules of ponds with the parameters of a template."""
-    own = template.parameters
-    agents, things, others = own.n_pursuers, own.n_objects, own.n_foods_and_poisons
+    own, settings = template.parameters, np.zeros((), _SETTINGS)
+    values = {"settings": settings, **_fixed(own)}
     saved: list[Any] = [
-        *((name, "f8", (2, things)) for name in ("positions", "velocities", "pushes")),
+        *((name, "f8", (2, own.n_objects)) for name in ("positions", "velocities", "pushes")),
         ("obstacles", "f8", (2, own.n_obstacles)),
-        ("touching", "u1", (agents, others)),
+        ("touching", "u1", (own.n_pursuers, own.n_foods_and_poisons)),
         ("counters", "i8", (own.n_evaders,)),
-        ("poisoned", "u1", (agents,)),
+        ("poisoned", "u1", (own.n_pursuers,)),
         ("timesteps", "i8"),
     ]
-    fixed: list[Any] = [
-        ("settings", _SETTINGS),
-        ("radii", "f8", (things + own.n_obstacles,)),
-        *((name, "f8", (things,)) for name in ("max_speeds", "speed_sums")),
-        *((name, "f8", (others,)) for name in ("touch_distances_squared", "clearances_squared")),
-        ("reaches_squared", "f8", (things + own.n_obstacles,)),
-        ("rays", "f8", (4, own.n_sensors)),
-        ("thrusts", "f8", (agents,)),
-        ("moved", "u1", (others,)),
-        ("nearest", "f8", (own.n_sensors,)),
-        ("met", "i8", (own.n_sensors,)),
-        ("known_obstacles", "f8", (2, own.n_obstacles)),
-    ]
+    record: Any = np.dtype([*fields_of(values), *saved], align=True)
+    for name in (*_FLOATS.split(), *_INTS.split()):
+        settings[name] = getattr(own, name)
+    settings["bytes"], settings["seen"] = record.itemsize, own.observation_size
+    settings["at"] = [record.fields[name][1] for name in Pond._fields[:-1]]
     names = template.possible_agents
     return CompiledRules(
         agents=names,
         observation_space=template.observation_spaces[names[0]],
         action_space=template.action_spaces[names[0]],
-        state=np.dtype([*fixed, *saved], align=True),
+        state=record,
         run=run,
         infos=[(agent, key, kind) for agent in names for key, kind in _EVENTS],
         bounds={
             **{name: (-_FARTHEST, _FARTHEST) for name, kind, *_ in saved if kind == "f8"},
             "timesteps": (0, own.max_cycles - 1),
         },
-        settings=[name for name, *_ in fixed],
+        settings=values,
     )
 
 
@@ -531,28 +550,7 @@ class BatchedWaterworld(CompiledBatch):
 
     def __init__(self, num_envs: int, template: WaterworldEnv) -> None:
         super().__init__(num_envs, compiled_rules(template), template)
-        self.limits = [(-1.0, 1.0, parameters.ACTION)]
-        own, states = template.parameters, self.states
-        settings, offsets = states["settings"], states.dtype.fields
-        for name in (*_FLOATS.split(), *_INTS.split()):
-            settings[name] = getattr(own, name)
-        settings["bytes"], settings["seen"] = states.dtype.itemsize, own.observation_size
-        settings["at"] = [offsets[name][1] for name in Pond._fields[:-1]]
-        counts = (own.n_pursuers, own.n_evaders, own.n_poisons, own.n_obstacles)
-        speeds = np.array([own.pursuer_speed, own.evader_speed, own.poison_speed], dtype=np.float64)
-        states["max_speeds"] = np.repeat(speeds, counts[:3])
-        states["speed_sums"] = states["max_speeds"] + own.pursuer_speed
-        radii = np.repeat([own.radius, FOOD_SIZE * own.radius, POISON_SIZE * own.radius, own.obstacle_radius], counts)
-        others = radii[own.n_pursuers : own.n_objects]
-        states["radii"], states["touch_distances_squared"] = radii, (others + own.radius) ** 2
-        states["reaches_squared"] = (own.sensor_range + radii) ** 2 + radii**2
-        states["clearances_squared"] = (2 * others + own.obstacle_radius) ** 2
-        angles = np.linspace(0.0, 2.0 * np.pi, own.n_sensors, endpoint=False)
-        across = np.stack((np.cos(angles), np.sin(angles)))
-        # A ray along a wall never meets it.
-        nearer = np.divide(1 / own.sensor_range, across, out=np.zeros_like(across), where=np.abs(across) > 1e-9)
-        states["rays"] = np.concatenate((across, nearer))
-        states["known_obstacles"] = np.nan if own.obstacle_coord is None else np.transpose(own.obstacle_coord)
+        self.limits = [(-1.0, 1.0, ACTION)]
 
     def generator(self, env_index: int) -> np.random.Generator:
         """Return a generator that goes on as that of a pond."""

@@ -26,9 +26,9 @@ from marl_sb3.core.vec_env.batched_vec_env import BatchedVecEnv
 from marl_sb3.core.vec_env.separate_envs import SyncVecEnv
 from marl_sb3.doors import imported
 from marl_sb3.envs.arena import ArenaEnv, rules
-from marl_sb3.envs.compiled.twins import require_same
 from marl_sb3.envs.compiled.originals import KNOWN
 from marl_sb3.envs.compiled.random import generator_of, words_of
+from marl_sb3.envs.compiled.twins import require_same
 from marl_sb3.envs.finding import TWINS as COMPILED
 from marl_sb3.envs.waterworld import WaterworldEnv
 from marl_sb3.errors import CheckpointError
