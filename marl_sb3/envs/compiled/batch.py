@@ -149,19 +149,20 @@ class CompiledBatch(BatchedEnv):
     def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
         self._is_observed = False
         for env_index, seed in zip(env_indices, seeds, strict=True):
-            if not self.rules.begins_compiled:
-                self.rngs[env_index] = self.begin(self.states[env_index], np.random.default_rng(seed))
-            elif seed >= _MOST_SEEDS:
-                self.begin_with(env_index, np.random.default_rng(seed))
-            else:
+            if self.rules.begins_compiled and seed < _MOST_SEEDS:
                 self.seeds[env_index] = seed
                 self.run(BEGIN, env_index, env_index + 1)
+            else:
+                self.begin_with(env_index, np.random.default_rng(seed))
 
     def begin_with(self, env_index: int, rng: np.random.Generator) -> None:
-        """Begin an episode, in compiled code, in an env that draws what this generator would draw."""
+        """Begin an episode in an env that draws what this generator would draw."""
         self._is_observed = False
-        self.rngs[env_index], self.seeds[env_index] = words_of(rng), -1
-        self.run(BEGIN, env_index, env_index + 1)
+        if self.rules.begins_compiled:
+            self.rngs[env_index], self.seeds[env_index] = words_of(rng), -1
+            self.run(BEGIN, env_index, env_index + 1)
+        else:
+            self.rngs[env_index] = self.begin(self.states[env_index], rng)
 
     @override
     def step(self, actions: Any) -> BatchedStep:

@@ -71,20 +71,23 @@ class CompiledRules:
                 words = f"compiled rules: spaces of {', '.join(given)}"
                 raise ConfigError(f"{words}; accepted: one for each of {', '.join(self.agents)}, in this order")
             _require_spaces(list(given.values()) if not isinstance(given, spaces.Space) else [given])
-        functions = [each for each in (self.step, self.observe, self.run) if each is not None]
-        if len(functions) != (1 if self.run else 2):
-            raise ConfigError("compiled rules: accepted: `step` and `observe`, or `run`")
-        if self.start is not None and self.run:
-            raise ConfigError("compiled rules: `start` is given; accepted: beside `step` and `observe`")
-        if self.begin is not None and self.start is not None:
-            raise ConfigError("compiled rules: `begin` and `start` are given; accepted: one of them")
-        if self.begin is None and not (self.start or self.run):
-            raise ConfigError("compiled rules: nothing begins episodes; accepted: `begin`, `start` or `run`")
-        if self.allow is not None and (self.run or isinstance(self.spaces_of(self.agents[0])[1], spaces.Box)):
-            words = "compiled rules: `allow` is given"
-            raise ConfigError(f"{words}; accepted: beside `step` and `observe`, for Discrete and MultiDiscrete actions")
-        for function in [*functions, *(each for each in (self.allow, self.start) if each is not None)]:
-            if function.__closure__:
+        rules = [each for each in (self.step, self.observe, self.run) if each is not None]
+        begins = [each for each in (self.begin, self.start) if each is not None]
+        masks_fit = not (self.run or isinstance(self.spaces_of(self.agents[0])[1], spaces.Box))
+        beside = "accepted: beside `step` and `observe`"
+        wrong = {
+            "accepted: `step` and `observe`, or `run`": len(rules) != (1 if self.run else 2),
+            f"`start` is given; {beside}": self.start is not None and self.run is not None,
+            "`begin` and `start` are given; accepted: one of them": len(begins) == 2,
+            "nothing begins episodes; accepted: `begin`, `start` or `run`": not (begins or self.run),
+            f"`allow` is given; {beside}, for Discrete and MultiDiscrete actions": bool(self.allow) and not masks_fit,
+            f"`counts` is given; {beside}, with the fields `timestep` and `limit`": self.counts
+            and (self.run is not None or not {"timestep", "limit"}.issubset(self.state.names or ())),
+        }
+        if (words := next((words for words, is_so in wrong.items() if is_so), None)) is not None:
+            raise ConfigError(f"compiled rules: {words}")
+        for function in (self.step, self.observe, self.run, self.allow, self.start):
+            if function is not None and function.__closure__:
                 words = f"compiled rules: {function.__qualname__} uses variables of a function around it"
                 raise ConfigError(f"{words}; accepted: a function at the top level of a module")
 

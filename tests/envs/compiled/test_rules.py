@@ -44,6 +44,7 @@ def within() -> Any:
         ({"run": begin, "step": None, "observe": None, "start": begin}, "`start` is given; accepted: beside `step`"),
         ({"begin": None}, "nothing begins episodes; accepted: `begin`, `start` or `run`"),
         ({"allow": within()}, "`allow` is given; accepted: beside `step` and `observe`"),
+        ({"counts": True}, "`counts` is given; .*with the fields `timestep` and `limit`"),
     ],
 )
 def test_rules_that_cannot_be_compiled_are_refused(changed: dict[str, Any], words: str) -> None:
