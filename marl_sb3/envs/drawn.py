@@ -193,7 +193,7 @@ class DrawnEnv(FixedSpaces, ParallelEnv[AgentID, Array, Any]):  # type: ignore[m
             EnvError: an action is missing or not accepted, or there is no such agent.
         """
         where, agents, found = f"{self.title}, step {step}", self.possible_agents, []
-        if unknown := sorted(str(agent) for agent in actions if agent not in agents):
+        if unknown := sorted(map(str, set(actions).difference(agents))):
             raise EnvError(f"{where}: no such agent: {', '.join(unknown)}; agents: {', '.join(agents)}")
         for agent in agents:
             try:

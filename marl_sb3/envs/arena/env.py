@@ -154,9 +154,9 @@ class ArenaEnv(DrawnEnv):
         outcome: Any = Outcome([0.0] * 2, [False] * 2, [False] * 2, [False] * len(rules.INFOS))  # type: ignore[arg-type]
         chosen = self._read(actions, lambda a: range(4).index(operator.index(a)), _ACTION, self._state.timestep)
         rules.step(self._state, chosen, None, outcome)
-        infos: Infos = {agent: {} for agent in rules.AGENTS}
+        infos: Infos = {}
         for (agent, key, _), happened in zip(rules.INFOS, outcome.infos, strict=True):
-            infos[agent][key] = happened
+            infos.setdefault(agent, {})[key] = happened
         return self._stepped(outcome.rewards, outcome.truncated[0], infos)
 
     def state(self) -> Array:

@@ -84,8 +84,9 @@ class CompiledRules:
             f"`counts` is given; {beside}, with the fields `timestep` and `limit`": self.counts
             and (self.run is not None or not {"timestep", "limit"}.issubset(self.state.names or ())),
         }
-        if (words := next((words for words, is_so in wrong.items() if is_so), None)) is not None:
-            raise ConfigError(f"compiled rules: {words}")
+        for words, is_so in wrong.items():
+            if is_so:
+                raise ConfigError(f"compiled rules: {words}")
         for function in (self.step, self.observe, self.run, self.allow, self.start):
             if function is not None and function.__closure__:
                 words = f"compiled rules: {function.__qualname__} uses variables of a function around it"

@@ -88,6 +88,14 @@ class Parameters:
             accepted = f"as many centres as n_obstacles ({self.n_obstacles}), or null for random ones"
             raise refused("obstacle_coord", accepted, centres)
 
+    bound = float(BOUND)
+
+    @property
+    def radii(self) -> Array:
+        """Those of pursuers, foods, poisons and obstacles, in this order."""
+        sizes = self.radius, FOOD_SIZE * self.radius, POISON_SIZE * self.radius, self.obstacle_radius
+        return np.repeat(sizes, [self.n_pursuers, self.n_evaders, self.n_poisons, self.n_obstacles])
+
     @property
     def n_foods_and_poisons(self) -> int:
         """How many objects swim by themselves."""
@@ -133,6 +141,7 @@ class WaterworldEnv(DrawnEnv):
     """
 
     title = "waterworld"
+    accepted_action = ACTION
     metadata: ClassVar[dict[str, Any]] = {
         "name": "waterworld_v0",
         "render_modes": ["human", "rgb_array"],

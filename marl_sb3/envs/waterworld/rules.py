@@ -21,7 +21,6 @@ from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.envs.compiled.batch import CompiledBatch, run_envs
 from marl_sb3.envs.compiled.random import generator_of, random, words_of
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome, fields_of
-from marl_sb3.envs.waterworld.env import ACTION, BOUND, FOOD_SIZE, POISON_SIZE, Parameters
 from marl_sb3.types import Array
 from marl_sb3.types import FloatArray as Float32Array
 
@@ -29,7 +28,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 if TYPE_CHECKING:
-    from marl_sb3.envs.waterworld.env import WaterworldEnv
+    from marl_sb3.envs.waterworld.env import Parameters, WaterworldEnv
 
 _STEP_S = 1 / 15  # of simulated time
 _ELASTICITY = 0.999  # of walls
@@ -38,7 +37,6 @@ _ELASTICITY = 0.999  # of walls
 _SLOP = 0.1 / 750
 _PUSH = 1 - 0.9 ** (60 * _STEP_S)
 _MAX_DRAWS = 1000  # of a position that is clear of obstacles, where there may be none
-_BOUND = float(BOUND)
 _ALMOST_ONE = 1 - 1e-4  # A wall that is farther away than this part of the range is not sensed.
 _NONE = 2.0  # more than any distance
 
@@ -46,7 +44,7 @@ _EVENTS = (("food_encounters", int), ("fed", bool), ("captures", int), ("poison_
 _ENCOUNTERS, _FED, _CAPTURES, _HITS = range(4)
 
 _FLOATS = """sensor_range obstacle_radius pursuer_max_accel pursuer_speed poison_reward food_reward encounter_reward
-thrust_penalty local_ratio"""
+thrust_penalty local_ratio bound"""
 _INTS = "n_coop max_cycles n_pursuers n_evaders n_foods_and_poisons n_objects n_obstacles n_sensors"
 # A record begins with the settings, its own size, that of an observation, and where each array of `Pond` begins in it.
 _SETTINGS = np.dtype(
@@ -300,7 +298,7 @@ def _see_walls(pond: Pond, agent: int, seen: Float32Array) -> None:
         if rays[3, ray] != 0:
             nearest = min(nearest, ((1.0 if rays[1, ray] > 0 else 0.0) - at_y) * rays[3, ray])
         # Negative for a pursuer that has pushed its centre into the wall.
-        seen[ray] = max(nearest, -_BOUND) if nearest < _ALMOST_ONE else 1.0
+        seen[ray] = max(nearest, -pond.settings[0].bound) if nearest < _ALMOST_ONE else 1.0
 
 
 class Kind(NamedTuple):
@@ -479,9 +477,8 @@ _FARTHEST = 10.0  # limit of positions and speeds in a saved state; in an episod
 
 def _fixed(own: Parameters) -> dict[str, Any]:
     """Return what is the same in all episodes, and what a step writes before it reads it, by the names of `Pond`."""
-    counts = (own.n_pursuers, own.n_evaders, own.n_poisons, own.n_obstacles)
-    speeds = np.array([own.pursuer_speed, own.evader_speed, own.poison_speed], dtype=np.float64).repeat(counts[:3])
-    radii = np.repeat([own.radius, FOOD_SIZE * own.radius, POISON_SIZE * own.radius, own.obstacle_radius], counts)
+    counts, radii = (own.n_pursuers, own.n_evaders, own.n_poisons), own.radii
+    speeds = np.array([own.pursuer_speed, own.evader_speed, own.poison_speed], dtype=np.float64).repeat(counts)
     others = radii[own.n_pursuers : own.n_objects]
     angles = np.linspace(0.0, 2.0 * np.pi, own.n_sensors, endpoint=False)
     across = np.stack((np.cos(angles), np.sin(angles)))
@@ -550,7 +547,7 @@ class BatchedWaterworld(CompiledBatch):
 
     def __init__(self, num_envs: int, template: WaterworldEnv) -> None:
         super().__init__(num_envs, compiled_rules(template), template)
-        self.limits = [(-1.0, 1.0, ACTION)]
+        self.limits = [(-1.0, 1.0, template.accepted_action)]
 
     def generator(self, env_index: int) -> np.random.Generator:
         """Return a generator that goes on as that of a pond."""
