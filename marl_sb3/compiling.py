@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from hashlib import sha256
 from importlib import import_module
 from importlib.machinery import PathFinder
@@ -52,7 +52,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 # error_model="numpy": a division that may raise cannot be vectorised.
 # fastmath without nnan and ninf: NaN and infinity must not be optimised away.
 _FAST = {"reassoc", "contract", "arcp", "nsz", "afn"}
-_OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": _FAST, "no_cfunc_wrapper": True}
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _FAST, "no_cfunc_wrapper": True}
 
 _NOT_IN_CODE = ("NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS")  # settings of numba that change no code
 _UNUSED_S = 30 * 24 * 3600.0  # after so long, compiled code is removed
@@ -343,34 +343,20 @@ def await_compiled(function: Any) -> None:
         COMPILING_S[0] += time.perf_counter() - began_s
 
 
-def kernel(function: _Function) -> _Function:
-    """Compile on the first call, for the types of its arguments; later processes load the compiled code."""
-    return compiled(function, **_OPTIONS)
+_INNER: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True}  # a quarter of the compile time
 
-
-def inner_kernel(function: _Function) -> _Function:
-    """Compile a function that only kernels call, without the entry point for Python: a quarter of the compile time."""
-    return compiled(function, **_OPTIONS, no_cpython_wrapper=True)
-
-
-def inlined(function: _Function) -> _Function:
-    """Compile an inner kernel as a part of the one that calls it: LLVM optimises what it calls once less."""
-    return compiled(function, **_OPTIONS, no_cpython_wrapper=True, inline="always")
-
-
-def precise_kernel(function: _Function) -> _Function:
-    """Compile an inner kernel without fastmath: its operations stay in the order in which they are written."""
-    return compiled(function, **{**_OPTIONS, "fastmath": {"contract"}}, no_cpython_wrapper=True)
-
-
-def strict_kernel(function: _Function) -> _Function:
-    """Compile an inner kernel that rounds after each operation: multiplications and sums are not fused."""
-    return compiled(function, **{**_OPTIONS, "fastmath": False}, no_cpython_wrapper=True)
-
-
-def strict_entry(function: _Function) -> _Function:
-    """Compile a kernel that rounds after each operation, with an entry point for Python."""
-    return compiled(function, **{**_OPTIONS, "fastmath": False})
+# Compiled on the first call, for the types of its arguments; later processes load the compiled code.
+kernel: Callable[[_Function], _Function] = partial[Any](compiled, **_OPTIONS)
+# That only kernels call, without an entry point for Python.
+inner_kernel: Callable[[_Function], _Function] = partial[Any](compiled, **_INNER)
+# A part of the one that calls it: LLVM optimises what it calls once less.
+inlined: Callable[[_Function], _Function] = partial[Any](compiled, **_INNER, inline="always")
+# Without fastmath: its operations stay in the order in which they are written.
+precise_kernel: Callable[[_Function], _Function] = partial[Any](compiled, **{**_INNER, "fastmath": {"contract"}})
+# Rounds after each operation: multiplications and sums are not fused.
+strict_kernel: Callable[[_Function], _Function] = partial[Any](compiled, **{**_INNER, "fastmath": False})
+# The same, with an entry point for Python.
+strict_entry: Callable[[_Function], _Function] = partial[Any](compiled, **{**_OPTIONS, "fastmath": False})
 
 
 # --- Memory by its address --------------------------------------------------------------------------------------------

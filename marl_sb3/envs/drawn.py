@@ -6,7 +6,7 @@ import os
 import warnings
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
@@ -185,6 +185,23 @@ class DrawnEnv(FixedSpaces, ParallelEnv[AgentID, Array, Any]):  # type: ignore[m
             dict.fromkeys(agents, ended),
             infos,
         )
+
+    def _read(self, actions: Mapping[AgentID, Any], read: Callable[[Any], Any], accepted: str, step: int) -> list[Any]:
+        """Return what `read` makes of each agent's action; it raises TypeError or ValueError for what is not accepted.
+
+        Raises:
+            EnvError: an action is missing or not accepted, or there is no such agent.
+        """
+        where, agents, found = f"{self.title}, step {step}", self.possible_agents, []
+        if unknown := sorted(map(str, set(actions).difference(agents))):
+            raise EnvError(f"{where}: no such agent: {', '.join(unknown)}; agents: {', '.join(agents)}")
+        for agent in agents:
+            try:
+                found.append(read(actions[agent]))
+            except (KeyError, TypeError, ValueError) as error:
+                received = repr(actions[agent]) if agent in actions else "no action"
+                raise EnvError(f"{where}: {agent} must act {accepted}; received {received}") from error
+        return found
 
     @abstractmethod
     def _first_state(self, rng: np.random.Generator) -> Any:

@@ -47,13 +47,13 @@ _OWN: Mapping[str, str] = {
 # By id: of a factory of such envs, `make_batched(num_envs, **env_kwargs)`, whose batch does what they do, and
 # `why_not_batched(env_kwargs)`, which says why there is none with these arguments, or None. They may be places.
 TWINS: dict[str, Callable[[Any], Mapping[str, Callable[..., Any]]] | str] = {
-    **dict.fromkeys(("CartPole-v0", "CartPole-v1"), "marl_sb3.envs.compiled.classic_control:CART_POLE"),
-    "Acrobot-v1": "marl_sb3.envs.compiled.classic_control:ACROBOT",
-    "MountainCar-v0": "marl_sb3.envs.compiled.classic_control:MOUNTAIN_CAR",
-    "MountainCarContinuous-v0": "marl_sb3.envs.compiled.classic_control:MOUNTAIN_CAR_CONTINUOUS",
-    "Pendulum-v1": "marl_sb3.envs.compiled.classic_control:PENDULUM",
-    **dict.fromkeys(("FrozenLake-v1", "FrozenLake8x8-v1"), "marl_sb3.envs.compiled.toy_text:FROZEN_LAKE"),
-    **dict.fromkeys(("Taxi-v3", "Taxi-v4"), "marl_sb3.envs.compiled.toy_text:TAXI"),
+    **dict.fromkeys(("CartPole-v0", "CartPole-v1"), "marl_sb3.envs.compiled.gymnasium_envs:CART_POLE"),
+    "Acrobot-v1": "marl_sb3.envs.compiled.gymnasium_envs:ACROBOT",
+    "MountainCar-v0": "marl_sb3.envs.compiled.gymnasium_envs:MOUNTAIN_CAR",
+    "MountainCarContinuous-v0": "marl_sb3.envs.compiled.gymnasium_envs:MOUNTAIN_CAR_CONTINUOUS",
+    "Pendulum-v1": "marl_sb3.envs.compiled.gymnasium_envs:PENDULUM",
+    **dict.fromkeys(("FrozenLake-v1", "FrozenLake8x8-v1"), "marl_sb3.envs.compiled.gymnasium_envs:FROZEN_LAKE"),
+    **dict.fromkeys(("Taxi-v3", "Taxi-v4"), "marl_sb3.envs.compiled.gymnasium_envs:TAXI"),
     "mpe2/simple_reference-v3": "marl_sb3.envs.compiled.mpe:SIMPLE_REFERENCE",
     "mpe2/simple_speaker_listener-v4": "marl_sb3.envs.compiled.mpe:SIMPLE_SPEAKER_LISTENER",
     "mpe2/simple_tag-v3": "marl_sb3.envs.compiled.mpe:SIMPLE_TAG",

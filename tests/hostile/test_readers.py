@@ -30,7 +30,7 @@ OTHERS = ("systems.py", "compiling.py", "linking.py")  # what they read and writ
 # Module -> call -> why it is not one of `marl_sb3.files`.
 KNOWN = {
     "envs/compiled/originals.py": dict.fromkeys(
-        ("Path(str(module.__file__)).read_bytes", "file.read_bytes"), "the source of a module that is imported"
+        ("Path(str(made.__file__)).read_bytes", "file.read_bytes"), "the source of a module that is imported"
     ),
     "evaluation/session.py": {"self.films.pop(next(iter(self.films))).unlink": "a film of this process"},
     "extensions/data/dataset.py": {"json.loads": "what `read_bytes` has read; `damage_named` around it"},

@@ -33,11 +33,7 @@ def start(state: Any, rng: Array) -> None:
 
 
 def compiled_rules(template: ArenaEnv, most_timesteps: int) -> CompiledRules:
-    """Return the rules of arenas like a template.
-
-    Args:
-        most_timesteps: the longest episodes for which there are coins.
-    """
+    """Return the rules of arenas like a template, with coins for episodes of so many steps."""
     size = template.height * template.width
     state = [
         *((name, np.int64) for name in ("height", "width", "limit", "timestep")),
@@ -54,6 +50,7 @@ def compiled_rules(template: ArenaEnv, most_timesteps: int) -> CompiledRules:
         step=rules.step,
         observe=rules.OBSERVE[template.observe],
         infos=rules.INFOS,
+        settings={"height": template.height, "width": template.width, "limit": most_timesteps},
     )
 
 
@@ -69,10 +66,6 @@ class BatchedArena(CompiledBatch):
     def __init__(self, num_envs: int, template: ArenaEnv) -> None:
         super().__init__(num_envs, compiled_rules(template, template.max_timesteps), template)
         self.height, self.width, self.max_timesteps = template.height, template.width, template.max_timesteps
-        self._set_sizes(template.max_timesteps)
-
-    def _set_sizes(self, limits: Any) -> None:
-        self.states.height, self.states.width, self.states.limit = self.height, self.width, limits
 
     def configure(self, env_indices: Sequence[int], max_timesteps: int) -> None:
         """See `ArenaEnv.configure`; it is called before these envs are reset."""
@@ -80,10 +73,9 @@ class BatchedArena(CompiledBatch):
         if limit > self.states.coins.shape[1]:
             before = self.states
             self.use(compiled_rules(self.template, limit))
-            for name in ("cells", "visited", "timestep"):
+            for name in ("cells", "visited", "timestep", "limit"):
                 self.states[name] = before[name]
             self.states.coins[:, : before.coins.shape[1]] = before.coins
-            self._set_sizes(before.limit)
         self.states.limit[env_indices] = limit
 
     def set_task(self, env_indices: Sequence[int], task: Mapping[str, int]) -> None:

@@ -19,7 +19,7 @@ from marl_sb3.envs.arena import rules
 from marl_sb3.envs.compiled.originals import why_not_own
 from marl_sb3.envs.compiled.rules import Outcome
 from marl_sb3.envs.drawn import DrawnEnv, Image, Infos, StepResult, blend, refused
-from marl_sb3.errors import ConfigError, EnvError
+from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, BoolArray
 
 # Blue and orange stay apart for colour-blind eyes; agent1's trail is a tint of agent1's colour.
@@ -29,8 +29,7 @@ _VISITED_RGB = (196, 220, 252)
 _AGENT1_RGB = (29, 91, 214)
 _AGENT2_RGB = (230, 96, 18)
 _RIM_RGB = (255, 255, 255)
-
-
+_ACTION = "with an integer in 0..3"
 MOST_WINDOW = 21
 
 LEGEND = {"agent1": _AGENT1_RGB, "agent2": _AGENT2_RGB, "visited by agent1": _VISITED_RGB}
@@ -153,10 +152,11 @@ class ArenaEnv(DrawnEnv):
         """
         self._require_episode()
         outcome: Any = Outcome([0.0] * 2, [False] * 2, [False] * 2, [False] * len(rules.INFOS))  # type: ignore[arg-type]
-        rules.step(self._state, self._checked(actions), None, outcome)
-        infos: Infos = {agent: {} for agent in rules.AGENTS}
+        chosen = self._read(actions, lambda a: range(4).index(operator.index(a)), _ACTION, self._state.timestep)
+        rules.step(self._state, chosen, None, outcome)
+        infos: Infos = {}
         for (agent, key, _), happened in zip(rules.INFOS, outcome.infos, strict=True):
-            infos[agent][key] = happened
+            infos.setdefault(agent, {})[key] = happened
         return self._stepped(outcome.rewards, outcome.truncated[0], infos)
 
     def state(self) -> Array:
@@ -191,26 +191,6 @@ class ArenaEnv(DrawnEnv):
         if self.render_mode == "ansi":
             return render_text(cells, visited, self.width)
         return self._shown(render_rgb(cells, visited, self.width, fitting_cell_px(self.height, self.width)))
-
-    def _checked(self, actions: dict[AgentID, int]) -> list[int]:
-        """Return the actions of (agent1, agent2) as plain integers in 0..3; raise EnvError otherwise."""
-        numbers = []
-        for agent in rules.AGENTS:
-            try:
-                number = operator.index(actions[agent])
-            except (KeyError, TypeError):
-                number = -1
-            if not 0 <= number < 4:
-                received = repr(actions[agent]) if agent in actions else "no action"
-                raise EnvError(self._at_step(f"{agent} must act with an integer in 0..3; received {received}"))
-            numbers.append(number)
-        if len(actions) != len(rules.AGENTS):
-            unknown = sorted(str(agent) for agent in actions if agent not in rules.AGENTS)
-            raise EnvError(self._at_step(f"no such agent: {', '.join(unknown)}; agents: {', '.join(rules.AGENTS)}"))
-        return numbers
-
-    def _at_step(self, message: str) -> str:
-        return f"arena, step {self._state.timestep}: {message}"
 
 
 # --- Pictures --------------------------------------------------------------------------------------------------------

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numba import njit
 from typing_extensions import override
 
 from marl_sb3.compiling import (
@@ -36,6 +35,7 @@ from marl_sb3.compiling import (
     carray,
     is_ours,
     pointer,
+    strict_kernel,
 )
 from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
 from marl_sb3.core.state.state import State, StateReader
@@ -47,25 +47,16 @@ from marl_sb3.fingerprints import UnknownValueError, fingerprint
 from marl_sb3.types import AgentID, Array, BoolArray
 from marl_sb3.wrappers.observations import choices_of
 
-_STRICT: Any = {"nogil": True, "error_model": "numpy"}  # no fastmath: each operation is rounded as in Python
-
-
 _MOST_SEEDS = 2**63  # that compiled code begins episodes with
 
 
-def _of_agents(of_agents: Sequence[spaces.Space[Any]]) -> tuple[tuple[int, ...], Any]:
-    """Return shape and type of an array of a value of each agent; where shapes differ, as wide as the widest."""
-    shapes = {tuple(space.shape or ()) for space in of_agents}
-    shape = shapes.pop() if len(shapes) == 1 else (max(map(math.prod, shapes)),)
-    return (len(of_agents), *shape), np.float32 if isinstance(of_agents[0], spaces.Box) else np.int64
-
-
-def _limits(space: Any) -> tuple[Array, Array] | None:
-    """Return the (*shape) least and greatest numbers of actions; None: all are accepted."""
+def _limits(space: Any) -> tuple[Any, Any, str] | None:
+    """Return the (*shape) least and greatest numbers of actions, and words for them; None: all are accepted."""
     if isinstance(space, spaces.Box):
         return None
-    count = space.n if isinstance(space, spaces.Discrete) else space.nvec
-    return np.asarray(space.start), np.asarray(space.start + count - 1)
+    low = np.asarray(space.start)
+    high = low + (space.n if isinstance(space, spaces.Discrete) else space.nvec) - 1
+    return low, high, f"with an integer in {low}..{high}" if isinstance(space, spaces.Discrete) else f"in {space}"
 
 
 class CompiledBatch(BatchedEnv):
@@ -85,7 +76,8 @@ class CompiledBatch(BatchedEnv):
         self.groups = agent_groups({agent: rules.spaces_of(agent) for agent in rules.agents})
         # Of every agent, if all have the same.
         self.observation_space, self.action_space = self.groups[0].observation_space, self.groups[0].action_space
-        self._limits = [_limits(group.action_space) for group in self.groups]
+        # of the actions of each group
+        self.limits = [_limits(group.action_space) for group in self.groups]
         self.template = template
         of_agents = (num_envs, len(rules.agents))
         self.rngs = np.zeros((num_envs, RNG_WORDS), np.uint64)
@@ -110,6 +102,8 @@ class CompiledBatch(BatchedEnv):
         self._is_observed = False  # the latest step has observed them, and nothing has changed since
         self._kinds = {kind for *_, kind in rules.infos}
         self.states: Any = np.zeros(self.num_envs, rules.state).view(np.recarray)  # a record for each env
+        for name, value in rules.settings.items() if isinstance(rules.settings, Mapping) else ():
+            self.states[name] = value
         self._bind()
 
     def _bind(self) -> None:
@@ -155,19 +149,20 @@ class CompiledBatch(BatchedEnv):
     def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
         self._is_observed = False
         for env_index, seed in zip(env_indices, seeds, strict=True):
-            if not self.rules.begins_compiled:
-                self.rngs[env_index] = self.begin(self.states[env_index], np.random.default_rng(seed))
-            elif seed >= _MOST_SEEDS:
-                self.begin_with(env_index, np.random.default_rng(seed))
-            else:
+            if self.rules.begins_compiled and seed < _MOST_SEEDS:
                 self.seeds[env_index] = seed
                 self.run(BEGIN, env_index, env_index + 1)
+            else:
+                self.begin_with(env_index, np.random.default_rng(seed))
 
     def begin_with(self, env_index: int, rng: np.random.Generator) -> None:
-        """Begin an episode, in compiled code, in an env that draws what this generator would draw."""
+        """Begin an episode in an env that draws what this generator would draw."""
         self._is_observed = False
-        self.rngs[env_index], self.seeds[env_index] = words_of(rng), -1
-        self.run(BEGIN, env_index, env_index + 1)
+        if self.rules.begins_compiled:
+            self.rngs[env_index], self.seeds[env_index] = words_of(rng), -1
+            self.run(BEGIN, env_index, env_index + 1)
+        else:
+            self.rngs[env_index] = self.begin(self.states[env_index], rng)
 
     @override
     def step(self, actions: Any) -> BatchedStep:
@@ -197,20 +192,19 @@ class CompiledBatch(BatchedEnv):
         }
 
     def _check(self, actions: Any) -> None:
-        """Refuse numbers out of the range of a Discrete or MultiDiscrete, which the rules would use as places."""
+        """Refuse numbers out of their range, such as of a Discrete, which the rules would use as places."""
         of_groups = actions if len(self.groups) > 1 else (actions,)
-        for group, own, limits in zip(self.groups, of_groups, self._limits, strict=True):
+        for group, own, limits in zip(self.groups, of_groups, self.limits, strict=True):
             if limits is None:
                 continue
-            low, high = limits
-            wrong = (own < low) | (own > high)
-            if np.count_nonzero(wrong):  # a quarter of the time of `any`
-                env_index, column = np.argwhere(wrong)[0][:2].tolist()
-                received, timestep = own[env_index, column].tolist(), getattr(self.states, "timestep", None)
-                where = f"env {env_index}" + ("" if timestep is None else f", step {timestep[env_index]}")
-                is_number = isinstance(group.action_space, spaces.Discrete)
-                accepted = f"with an integer in {low}..{high}" if is_number else f"in {group.action_space}"
-                raise EnvError(f"{where}: {group.agents[column]} must act {accepted}; received {received}")
+            low, high, words = limits
+            accepted = (own >= low) & (own <= high)  # not a NaN
+            if np.count_nonzero(accepted) < accepted.size:  # a quarter of the time of `all`
+                env_index, column = np.argwhere(~accepted)[0][:2].tolist()
+                counted = [self.states[name] for name in ("timestep", "timesteps") if name in self.states.dtype.names]
+                where = "".join([f"env {env_index}", *(f", step {steps[env_index]}" for steps in counted)])
+                received = own[env_index, column].tolist()
+                raise EnvError(f"{where}: {group.agents[column]} must act {words}; received {received}")
 
     @override
     def observations(self) -> Any:
@@ -276,8 +270,13 @@ class CompiledBatch(BatchedEnv):
 
 
 def _arrays(rules: CompiledRules) -> Any:
-    """Return shape and type of the observations of an env, and of its actions."""
-    return [_of_agents(of_agents) for of_agents in zip(*map(rules.spaces_of, rules.agents), strict=True)]
+    """Return shape and type of the observations of an env, and of its actions; as wide as the widest of an agent."""
+    found = []
+    for of_agents in zip(*map(rules.spaces_of, rules.agents), strict=True):
+        shapes = {tuple(space.shape or ()) for space in of_agents}
+        shape = shapes.pop() if len(shapes) == 1 else (max(map(math.prod, shapes)),)
+        found.append(((len(of_agents), *shape), np.float32 if isinstance(of_agents[0], spaces.Box) else np.int64))
+    return found
 
 
 def _most_choices(rules: CompiledRules) -> int:
@@ -285,52 +284,87 @@ def _most_choices(rules: CompiledRules) -> int:
     return max(sum(choices_of(rules.spaces_of(agent)[1]) or ()) for agent in rules.agents) if rules.allow else 0
 
 
-def _nothing(state: Any, array: Array) -> None:
-    """Write no masks, where there are none, and begin no episodes, where Python does."""
-
-
 # --- Compiling -------------------------------------------------------------------------------------------------------
 
 
-@cache  # also by `codes`: the values of globals that the functions use
-def _compiled(
-    step: Any, observe: Any, allow: Any, start: Any, constants: tuple[Any, ...], codes: tuple[str, ...]
-) -> Any:
-    state, agents, infos, choices, of_actions, act_in, of_observations, observe_in = constants
-    functions = (step, observe, allow, start)
-    own_step, own_observe, own_allow, own_start = (njit(**_STRICT)(function) for function in functions)
-    starts = start is not _nothing
+@strict_kernel
+def run_envs(
+    address: int, sizes: Any, act_in: Any, observe_in: Any, view: Any, step: Any, observe: Any, allow: Any, start: Any
+) -> None:
+    """Step and observe envs, or begin their episodes, as the table at an address says: see `marl_sb3.compiling`.
 
-    def run(address: int) -> None:
-        table = carray(pointer(address), (FIELDS,), np.int64)
-        n = table[END]
-        states = carray(pointer(table[STATES]), (n,), state)
-        rngs = carray(pointer(table[RNGS]), (n, RNG_WORDS), np.uint64)
-        actions = carray(pointer(table[ACTIONS]), (n, *of_actions), act_in)
-        rewards = carray(pointer(table[REWARDS]), (n, agents), np.float64)
-        terminated = carray(pointer(table[TERMINATED]), (n, agents), np.bool_)
-        truncated = carray(pointer(table[TRUNCATED]), (n, agents), np.bool_)
-        of_infos = carray(pointer(table[INFOS]), (n, infos), np.float64)
-        observations = carray(pointer(table[OBSERVATIONS]), (n, *of_observations), observe_in)
-        allowed = carray(pointer(table[ALLOWED]), (n, agents, choices), np.bool_)
-        seeds = carray(pointer(table[SEEDS]), (n,), np.int64)
-        for i in range(table[FIRST], n):
-            if table[WHAT] == STEP:
-                for agent in range(agents):
-                    rewards[i, agent] = 0.0
-                    terminated[i, agent] = truncated[i, agent] = False
-                for k in range(infos):
-                    of_infos[i, k] = 0.0
-                outcome = Outcome(rewards[i], terminated[i], truncated[i], of_infos[i])
-                own_step(states[i], actions[i], rngs[i], outcome)
-            elif starts and table[WHAT] == BEGIN:
+    Args:
+        address: of the table.
+        sizes: bytes of a record, number of agents, of infos and of choices in masks; shapes of an env's actions and
+            observations.
+        act_in: the type of actions.
+        observe_in: the type of observations.
+        view: `view(address)` returns what the functions get as the state of the env whose record is there.
+        step: see `CompiledRules`, as the others; `allow` and `start` may be None.
+    """
+    of_record, agents, infos, choices, of_actions, of_observations = sizes
+    table = carray(pointer(address), (FIELDS,), np.int64)
+    n = table[END]
+    rngs = carray(pointer(table[RNGS]), (n, RNG_WORDS), np.uint64)
+    actions = carray(pointer(table[ACTIONS]), (n, *of_actions), act_in)
+    rewards = carray(pointer(table[REWARDS]), (n, agents), np.float64)
+    terminated = carray(pointer(table[TERMINATED]), (n, agents), np.bool_)
+    truncated = carray(pointer(table[TRUNCATED]), (n, agents), np.bool_)
+    of_infos = carray(pointer(table[INFOS]), (n, infos), np.float64)
+    observations = carray(pointer(table[OBSERVATIONS]), (n, *of_observations), observe_in)
+    allowed = carray(pointer(table[ALLOWED]), (n, agents, choices), np.bool_)
+    seeds = carray(pointer(table[SEEDS]), (n,), np.int64)
+    for i in range(table[FIRST], n):
+        state = view(table[STATES] + i * of_record)
+        if table[WHAT] == STEP:
+            for agent in range(agents):
+                rewards[i, agent] = 0.0
+                terminated[i, agent] = truncated[i, agent] = False
+            for k in range(infos):
+                of_infos[i, k] = 0.0
+            step(state, actions[i], rngs[i], Outcome(rewards[i], terminated[i], truncated[i], of_infos[i]))
+        elif table[WHAT] == BEGIN:  # noqa: SIM102 - only a test of nothing else leaves a call of None out
+            if start is not None:
                 if seeds[i] >= 0:
                     seed_generator(seeds[i], rngs[i])
-                own_start(states[i], rngs[i])
-            own_observe(states[i], observations[i])
-            own_allow(states[i], allowed[i])
+                start(state, rngs[i])
+        observe(state, observations[i])
+        if allow is not None:
+            allow(state, allowed[i])
 
-    return c_function(run, (*functions, words_of), repr(constants))  # of this folder, of which it calls functions
+
+@cache  # also by `codes`: the values of globals that the functions use
+def _compiled(functions: tuple[Any, ...], constants: tuple[Any, ...], codes: tuple[str, ...]) -> Any:
+    record, counts, sizes, act_in, observe_in = constants
+    own: list[Any] = [None if each is None else strict_kernel(each) for each in functions]
+    step, observe, allow, start = own
+    own_step, own_start = step, start
+
+    @strict_kernel
+    def view(address: int) -> Any:
+        return carray(pointer(address), (1,), record)[0]
+
+    @strict_kernel
+    def counted_step(state: Any, actions: Any, rng: Any, outcome: Any) -> None:
+        state.timestep += 1
+        step(state, actions, rng, outcome)
+        is_over = 0 < state.limit <= state.timestep
+        for agent in range(len(outcome.truncated)):
+            outcome.truncated[agent] = is_over
+
+    @strict_kernel
+    def counted_start(state: Any, rng: Any) -> None:
+        state.timestep = 0
+        start(state, rng)
+
+    if counts:
+        own_step, own_start = counted_step, counted_start
+
+    def run(address: int) -> None:
+        run_envs(address, sizes, act_in, observe_in, view, own_step, observe, allow, own_start)
+
+    # Of this folder, of which it calls functions.
+    return c_function(run, (*filter(None, functions), words_of), repr(constants))
 
 
 def compiled_function(rules: CompiledRules) -> Any:
@@ -340,16 +374,16 @@ def compiled_function(rules: CompiledRules) -> Any:
     """
     if rules.run is not None:
         return c_function(rules.run, (words_of,), what="the rules of the envs: about 6 s of one core")
-    observed, done = _arrays(rules)
-    sizes = (rules.state, len(rules.agents), len(rules.infos), _most_choices(rules))
-    allow, start = rules.allow or _nothing, rules.start or _nothing
-    functions = (rules.step, rules.observe, allow, start)
-    return _compiled(*functions, (*sizes, *done, *observed), tuple(map(_identity, functions)))
+    (of_observations, observe_in), (of_actions, act_in) = _arrays(rules)
+    numbers = rules.state.itemsize, len(rules.agents), len(rules.infos), _most_choices(rules)
+    constants = rules.state, rules.counts, (*numbers, of_actions, of_observations), act_in, observe_in
+    functions = rules.step, rules.observe, rules.allow, rules.start
+    return _compiled(functions, constants, tuple(map(_identity, functions)))
 
 
 def _identity(function: Any) -> str:
     """Return what tells a function from itself with other values of its globals; "": nothing does."""
     try:
-        return "" if is_ours(function) else fingerprint(function)
+        return "" if function is None or is_ours(function) else fingerprint(function)
     except UnknownValueError:
         return ""

@@ -10,7 +10,7 @@ import hashlib
 import importlib
 import threading
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,36 +80,30 @@ def why_not_original(modules: Iterable[str], env: Any, anew: Callable[[types.Mod
         env: the env without wrappers; it is reset.
         anew: makes the env that it should be, from what the last module's text makes.
     """
-    made = types.ModuleType("none")
     for name in modules:
-        module = importlib.import_module(name)
-        digest = digest_of(module)
+        digest = digest_of(importlib.import_module(name))
         if digest not in KNOWN.get(name, ()):
             return f"this version of {name} has no compiled one"
-        made = _made_again(module, digest)
-        replaced = _Comparison(module, made).of_members(vars(module), vars(made), name)
-        if replaced is not None:
-            return f"{replaced} is not that of its package"
+        comparison = _Comparison(name, digest)
+        if (replaced := comparison.of_module()) is not None:
+            return replaced
     try:
-        expected = anew(made)
+        expected = anew(comparison.made)
         for each in (env, expected):
             each.reset(seed=0)
     except Exception as error:  # of arguments that the class does not take, which other code has given it
         return f"its class cannot be made with these arguments: {type(error).__name__}: {error}"
-    found = _Comparison(importlib.import_module(made.__name__), made).of(env, expected, type(env).__name__)
+    found = _Comparison(name, digest).of(env, expected, type(env).__name__)
     return None if found is None else f"{found} is not what its class makes of the arguments"
 
 
 def why_not_own(*modules: str) -> str | None:
     """Say which part of modules of this package somebody has replaced; None: all is as in their files."""
     for name in modules:
-        module = importlib.import_module(name)
-        if not (digest := digest_of(module)):
+        if not (digest := digest_of(importlib.import_module(name))):
             return f"the source of {name} cannot be read"
-        made = _made_again(module, digest)
-        replaced = _Comparison(module, made).of_members(vars(module), vars(made), name)
-        if replaced is not None:
-            return f"{replaced} is not that of its package"
+        if (why := _Comparison(name, digest).of_module()) is not None:
+            return why
     return None
 
 
@@ -120,29 +114,45 @@ def digest_of(module: types.ModuleType) -> str:
     return hashlib.sha256(file.read_bytes().replace(b"\r\n", b"\n")).hexdigest()[:16] if is_text else ""
 
 
-def _made_again(module: types.ModuleType, digest: str) -> types.ModuleType:
-    """Run the text of a module, which is known, once more, for a module that nobody else has."""
-    if digest not in _again:
-        made = types.ModuleType(module.__name__)
-        made.__file__, made.__package__ = module.__file__, module.__package__
-        code = compile(Path(str(module.__file__)).read_bytes(), str(module.__file__), "exec", dont_inherit=True)
-        exec(code, vars(made))  # of a known digest, and run by this process already
-        _again[digest] = made
-    return _again[digest]
+# Of objects of some kinds, what is compared: parts by their names, or a sequence of them. Of others, their attributes.
+_PARTS: Sequence[tuple[Any, Callable[[Any], Any]]] = (
+    (type, lambda cls: {**vars(cls), 0: cls.__bases__}),
+    ((Mapping, list, tuple), lambda given: given),
+    ((staticmethod, classmethod), lambda method: [method.__func__]),
+    (partial, lambda call: [call.func, call.args, call.keywords]),
+    (types.MethodType, lambda method: [method.__func__, method.__self__]),
+    (property, lambda own: [own.fget, own.fset, own.fdel]),
+    (np.ndarray, lambda array: [array.dtype, array.shape, repr(array.tolist())]),
+    (np.random.Generator, lambda rng: [str(rng.bit_generator.state)]),
+    (type(threading.RLock()), lambda lock: ()),  # of a cached_property
+    (types.ModuleType, lambda module: [id(module)]),  # another one
+)
 
 
 class _Comparison:
-    """Finds where an object of a module differs from its counterpart of the same module made again.
+    """Finds where an object of a module differs from its counterpart in what the text of the module makes once more.
 
     Args:
-        module: as the process has it.
-        made: made again.
+        name: of the module.
+        digest: of its text, which is known, or this package's own.
     """
 
-    def __init__(self, module: types.ModuleType, made: types.ModuleType) -> None:
-        self._globals = vars(module), vars(made)
+    def __init__(self, name: str, digest: str) -> None:
+        self._name, self._module = name, importlib.import_module(name)
+        if digest not in _again:  # made in a module that nobody else has
+            made = types.ModuleType(name)
+            made.__file__, made.__package__ = self._module.__file__, self._module.__package__
+            code = compile(Path(str(made.__file__)).read_bytes(), str(made.__file__), "exec", dont_inherit=True)
+            exec(code, vars(made))  # of a known digest, and run by this process already
+            _again[digest] = made
+        self.made = _again[digest]
         # With the objects themselves: an id may be that of another object, once these are gone.
         self._compared: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def of_module(self) -> str | None:
+        """Say which part of the module somebody has replaced; None: no part."""
+        found = self._of_parts(vars(self._module), vars(self.made), self._name)
+        return None if found is None else f"{found} is not that of its package"
 
     def of(self, ours: Any, theirs: Any, where: str) -> str | None:
         """Return the name of a part that differs; None if all are equal."""
@@ -152,72 +162,29 @@ class _Comparison:
         kinds = type(ours), type(theirs)  # other modules' classes are compared with these modules
         if kinds[0] is not kinds[1] and place_of(kinds[0]) != place_of(kinds[1]):
             return where
-        for kind, compare in self._kinds.items():
-            if isinstance(theirs, kind):
-                found: str | None = compare(self, ours, theirs, where)
-                return found
-        if hasattr(theirs, "__dict__"):
-            return self.of_members(vars(ours), vars(theirs), where)
-        return self._of_values(ours, theirs, where)
+        known = ((types.FunctionType, self._function), *_PARTS)
+        parts = next((parts for kind, parts in known if isinstance(theirs, kind)), None)
+        if parts is not None or hasattr(theirs, "__dict__"):
+            parts = parts or vars
+            return self._of_parts(parts(ours), parts(theirs), where)
+        # Objects of C, such as NumPy's functions, have names; a type variable is equal to itself alone.
+        return None if ours == theirs or repr(ours) == repr(theirs) else where
 
-    def of_members(self, ours: Mapping[Any, Any], theirs: Mapping[Any, Any], where: str) -> str | None:
-        """Compare mappings from names, or other keys, to parts."""
-        names = dict.fromkeys(name for name in [*theirs, *ours] if name not in _NOT_COMPARED)
-        for name in names:
-            inner = f"{where}.{name}"
+    def _of_parts(self, ours: Any, theirs: Any, where: str) -> str | None:
+        """Compare mappings from names, or other keys, to parts; or sequences of parts without names."""
+        ours, theirs = (each if isinstance(each, Mapping) else dict(enumerate(each)) for each in (ours, theirs))
+        for name in dict.fromkeys(name for name in [*theirs, *ours] if name not in _NOT_COMPARED):
+            inner = where if isinstance(name, int) else f"{where}.{name}"
             if name not in ours or name not in theirs:
                 return inner
             if (found := self.of(ours[name], theirs[name], inner)) is not None:
                 return found
         return None
 
-    def _of_functions(self, ours: Any, theirs: Any, where: str) -> str | None:
-        scopes = ours.__globals__, theirs.__globals__
-        names = {str(each.get("__name__")) for each in scopes}  # a NamedTuple has a function with globals of its own
-        has_own = scopes[0] is scopes[1] or (scopes[0] is self._globals[0] and scopes[1] is self._globals[1])
-        has_own = has_own or (len(names) == 1 and names.pop().startswith("namedtuple_"))
-        cells = [[cell.cell_contents for cell in each.__closure__ or ()] for each in (ours, theirs)]
-        others = [(each.__defaults__, each.__kwdefaults__, vars(each)) for each in (ours, theirs)]
-        if not has_own or ours.__code__ != theirs.__code__ or ours.__code__.co_name != theirs.__code__.co_name:
-            return where
-        return self.of(cells[0], cells[1], where) or self.of(others[0], others[1], where)
-
-    def _of_classes(self, ours: Any, theirs: Any, where: str) -> str | None:
-        return self.of(ours.__bases__, theirs.__bases__, where) or self.of_members(vars(ours), vars(theirs), where)
-
-    def _of_sequences(self, ours: Any, theirs: Any, where: str) -> str | None:
-        if len(ours) != len(theirs):
-            return where
-        found = (self.of(a, b, where) for a, b in zip(ours, theirs, strict=True))
-        return next((each for each in found if each is not None), None)
-
-    def _by(self, ours: Any, theirs: Any, where: str, *, names: Iterable[str]) -> str | None:
-        """Compare those attributes."""
-        parts = [[getattr(each, name) for name in names] for each in (ours, theirs)]
-        return self.of(parts[0], parts[1], where)
-
-    def _of_values(self, ours: Any, theirs: Any, where: str) -> str | None:
-        # Objects of C, such as NumPy's functions, have names; a type variable is equal to itself alone.
-        return None if ours == theirs or repr(ours) == repr(theirs) else where
-
-    def _of_arrays(self, ours: Any, theirs: Any, where: str) -> str | None:
-        same = ours.dtype == theirs.dtype and np.array_equal(ours, theirs, equal_nan=ours.dtype.kind == "f")
-        return None if same else where
-
-    def _of_generators(self, ours: Any, theirs: Any, where: str) -> str | None:
-        return None if str(ours.bit_generator.state) == str(theirs.bit_generator.state) else where
-
-    _kinds: Mapping[Any, Any] = {
-        types.FunctionType: _of_functions,
-        type: _of_classes,
-        Mapping: of_members,
-        (list, tuple): _of_sequences,
-        (staticmethod, classmethod): partial(_by, names=("__func__",)),
-        partial: partial(_by, names=("func", "args", "keywords")),
-        types.MethodType: partial(_by, names=("__func__", "__self__")),
-        property: partial(_by, names=("fget", "fset", "fdel")),
-        np.ndarray: _of_arrays,
-        np.random.Generator: _of_generators,
-        type(threading.RLock()): lambda *_: None,  # of a cached_property
-        types.ModuleType: lambda _, ours, theirs, where: where,
-    }
+    def _function(self, function: Any) -> tuple[Any, ...]:
+        scope: Any = function.__globals__
+        is_own = scope is vars(self._module) or scope is vars(self.made)
+        is_own = is_own or str(scope.get("__name__")).startswith("namedtuple_")  # its function has globals of its own
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        others = function.__defaults__, function.__kwdefaults__, vars(function)
+        return None if is_own else id(scope), function.__code__, cells, others

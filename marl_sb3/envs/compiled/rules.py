@@ -54,13 +54,16 @@ class CompiledRules:
     infos: Sequence[tuple[AgentID, str, type]] = ()
     # the least and greatest value of fields that are places in arrays: checkpoints with others are refused
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    # fields that are settings: an episode does not change them, and checkpoints do not hold them
-    settings: Sequence[str] = ()
+    # fields that are settings: an episode does not change them, and checkpoints do not hold them; or field -> value
+    settings: Sequence[str] | Mapping[str, Any] = ()
     # `start(state, rng)`, in the place of `begin`: begins an episode in compiled code; `rng` is as in `step`.
     start: Callable[[Any, Array], None] | None = None
     # In their place, `run(address)`: does what a table says, see `marl_sb3.compiling`, to records of any size; it is
     # compiled once, where `step` and `observe` are compiled for each state, action and observation.
     run: Callable[[int], None] | None = None
+    # whether the field `timestep` counts the steps of an episode from 0, before `step` is called; all agents are
+    # truncated when it has reached the field `limit`; 0: never
+    counts: bool = False
 
     def __post_init__(self) -> None:
         for given in (self.observation_space, self.action_space):
@@ -68,20 +71,24 @@ class CompiledRules:
                 words = f"compiled rules: spaces of {', '.join(given)}"
                 raise ConfigError(f"{words}; accepted: one for each of {', '.join(self.agents)}, in this order")
             _require_spaces(list(given.values()) if not isinstance(given, spaces.Space) else [given])
-        functions = [each for each in (self.step, self.observe, self.run) if each is not None]
-        if len(functions) != (1 if self.run else 2):
-            raise ConfigError("compiled rules: accepted: `step` and `observe`, or `run`")
-        if self.start is not None and self.run:
-            raise ConfigError("compiled rules: `start` is given; accepted: beside `step` and `observe`")
-        if self.begin is not None and self.start is not None:
-            raise ConfigError("compiled rules: `begin` and `start` are given; accepted: one of them")
-        if self.begin is None and not (self.start or self.run):
-            raise ConfigError("compiled rules: nothing begins episodes; accepted: `begin`, `start` or `run`")
-        if self.allow is not None and (self.run or isinstance(self.spaces_of(self.agents[0])[1], spaces.Box)):
-            words = "compiled rules: `allow` is given"
-            raise ConfigError(f"{words}; accepted: beside `step` and `observe`, for Discrete and MultiDiscrete actions")
-        for function in [*functions, *(each for each in (self.allow, self.start) if each is not None)]:
-            if function.__closure__:
+        rules = [each for each in (self.step, self.observe, self.run) if each is not None]
+        begins = [each for each in (self.begin, self.start) if each is not None]
+        masks_fit = not (self.run or isinstance(self.spaces_of(self.agents[0])[1], spaces.Box))
+        beside = "accepted: beside `step` and `observe`"
+        wrong = {
+            "accepted: `step` and `observe`, or `run`": len(rules) != (1 if self.run else 2),
+            f"`start` is given; {beside}": self.start is not None and self.run is not None,
+            "`begin` and `start` are given; accepted: one of them": len(begins) == 2,
+            "nothing begins episodes; accepted: `begin`, `start` or `run`": not (begins or self.run),
+            f"`allow` is given; {beside}, for Discrete and MultiDiscrete actions": bool(self.allow) and not masks_fit,
+            f"`counts` is given; {beside}, with the fields `timestep` and `limit`": self.counts
+            and (self.run is not None or not {"timestep", "limit"}.issubset(self.state.names or ())),
+        }
+        for words, is_so in wrong.items():
+            if is_so:
+                raise ConfigError(f"compiled rules: {words}")
+        for function in (self.step, self.observe, self.run, self.allow, self.start):
+            if function is not None and function.__closure__:
                 words = f"compiled rules: {function.__qualname__} uses variables of a function around it"
                 raise ConfigError(f"{words}; accepted: a function at the top level of a module")
 
@@ -110,6 +117,12 @@ class CompiledRules:
         for place, (agent, key, _) in enumerate(self.infos):
             found[agent][key] = place
         return found
+
+
+def fields_of(values: Mapping[str, Any]) -> list[tuple[str, Any, tuple[int, ...]]]:
+    """Return fields of a record that hold these numbers and arrays."""
+    arrays = {name: np.asarray(value) for name, value in values.items()}
+    return [(name, np.uint8 if a.dtype == np.bool_ else a.dtype, a.shape) for name, a in arrays.items()]
 
 
 def _require_spaces(given: Sequence[spaces.Space[Any]]) -> None:

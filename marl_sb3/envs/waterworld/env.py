@@ -6,23 +6,122 @@ Its rules, and what the agents see, are in `rules`; this file gives them agents,
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import numpy as np
 from gymnasium.spaces import Box
+from msgspec import Meta
 from typing_extensions import override
 
+from marl_sb3.core.config.values import Fraction, accepts, words
 from marl_sb3.core.envs.batched import BatchedEnv
 from marl_sb3.envs.compiled.originals import why_not_own
-from marl_sb3.envs.drawn import DrawnEnv, Image, Infos, StepResult, blend
-from marl_sb3.envs.waterworld.parameters import BOUND, FOOD_SIZE, POISON_SIZE, Parameters, refused_action
-from marl_sb3.errors import EnvError
+from marl_sb3.envs.drawn import DrawnEnv, Image, Infos, StepResult, blend, refused
 from marl_sb3.types import AgentID, Array
 
 if TYPE_CHECKING:
     from marl_sb3.envs.waterworld.rules import BatchedWaterworld
+
+
+# --- Parameters ------------------------------------------------------------------------------------------------------
+
+FOOD_SIZE, POISON_SIZE = 2.0, 0.75  # in radii of a pursuer
+BOUND = np.float32(np.sqrt(2))  # of an observation: the speed of two that swim straight at each other along a diagonal
+
+ACTION = "with two numbers in -1..1"  # how a pursuer must act
+
+Number = Annotated[int, Meta(ge=0, le=1000)]
+PositiveNumber = Annotated[int, Meta(ge=1, le=1000)]
+# Squares of such numbers stay far from overflow.
+Acceleration = Annotated[float, Meta(ge=0, le=1e6, description="a number from 0 to 1e+06")]
+Reward = Annotated[float, Meta(ge=-1e6, le=1e6, description="a number from -1e+06 to 1e+06")]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The arguments of `WaterworldEnv`, checked, named as those of PettingZoo's `waterworld_v4`.
+
+    Lengths are in sides of the square, times in seconds.
+
+    Raises:
+        ConfigError: a value is not accepted; the key is that of the setting (`env.n_pursuers`, say).
+    """
+
+    n_pursuers: PositiveNumber = 2  # agents
+    n_evaders: Number = 5  # foods
+    n_poisons: Number = 10
+    n_obstacles: Number = 1
+    n_coop: PositiveNumber = 1  # pursuers that have to touch a food at the same time in order to eat it
+    n_sensors: PositiveNumber = 30  # of each pursuer, evenly spaced
+    sensor_range: Annotated[float, Meta(ge=0.001, le=2)] = 0.2  # the diagonal is 1.41 long
+    # of a pursuer; a food's is twice, a poison's is 3/4 of it
+    radius: Annotated[float, Meta(ge=0.0001, le=0.1)] = 0.015
+    obstacle_radius: Fraction = 0.1
+    obstacle_coord: Sequence[Sequence[float]] | None = ((0.5, 0.5),)  # centres; None: anew in each episode
+    pursuer_max_accel: Acceleration = 0.01  # most velocity that one action adds, per second
+    # most velocity along each axis, per second; faster ones would pass through obstacles
+    pursuer_speed: Annotated[float, Meta(ge=0.001, le=1)] = 0.2
+    evader_speed: Fraction = 0.1  # most initial velocity along each axis, per second
+    poison_speed: Fraction = 0.1  # the same
+    poison_reward: Reward = -1.0  # for each poison touched
+    food_reward: Reward = 10.0  # in a step in which a food is eaten
+    encounter_reward: Reward = 0.01  # in each step, for each food touched
+    thrust_penalty: Reward = -0.5  # times the length of the thrust
+    local_ratio: Fraction = 1.0  # share of a reward that only the pursuer who earned it gets; the rest is averaged
+    speed_features: Annotated[bool, Meta(description="a boolean")] = True  # sensors read speeds, too
+    max_cycles: Annotated[int, Meta(ge=1, le=10**9)] = 500  # env steps of an episode
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
+            if name != "obstacle_coord" and not accepts(kind, getattr(self, name)):
+                raise refused(name, words(kind), getattr(self, name))
+        centres: Any = self.obstacle_coord
+        if centres is None:
+            return
+        pairs = _is_sequence(centres) and all(_is_sequence(centre) and len(centre) == 2 for centre in centres)
+        if not pairs or not all(accepts(Fraction, value) for centre in centres for value in centre):
+            raise refused("obstacle_coord", "a list of [x, y] with numbers from 0 to 1, or null", centres)
+        if len(centres) != self.n_obstacles:
+            accepted = f"as many centres as n_obstacles ({self.n_obstacles}), or null for random ones"
+            raise refused("obstacle_coord", accepted, centres)
+
+    bound = float(BOUND)
+
+    @property
+    def radii(self) -> Array:
+        """Those of pursuers, foods, poisons and obstacles, in this order."""
+        sizes = self.radius, FOOD_SIZE * self.radius, POISON_SIZE * self.radius, self.obstacle_radius
+        return np.repeat(sizes, [self.n_pursuers, self.n_evaders, self.n_poisons, self.n_obstacles])
+
+    @property
+    def n_foods_and_poisons(self) -> int:
+        """How many objects swim by themselves."""
+        return self.n_evaders + self.n_poisons
+
+    @property
+    def n_objects(self) -> int:
+        """Of everything that moves."""
+        return self.n_pursuers + self.n_foods_and_poisons
+
+    @property
+    def observation_size(self) -> int:
+        """How many numbers a pursuer sees."""
+        return (8 if self.speed_features else 5) * self.n_sensors + 2
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """`pursuer_0`, `pursuer_1`, ..."""
+        return tuple(f"pursuer_{number}" for number in range(self.n_pursuers))
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+# --- The env ---------------------------------------------------------------------------------------------------------
 
 
 class WaterworldEnv(DrawnEnv):
@@ -35,13 +134,14 @@ class WaterworldEnv(DrawnEnv):
 
     Args:
         render_mode: "human" (a window; needs pygame), "rgb_array" or None.
-        **parameters: the fields of `parameters.Parameters`.
+        **parameters: the fields of `Parameters`.
 
     Raises:
         ConfigError: if an argument is not accepted, or pygame is missing for "human".
     """
 
     title = "waterworld"
+    accepted_action = ACTION
     metadata: ClassVar[dict[str, Any]] = {
         "name": "waterworld_v0",
         "render_modes": ["human", "rgb_array"],
@@ -106,7 +206,8 @@ class WaterworldEnv(DrawnEnv):
             EnvError: if no episode is running, or an action is missing or not accepted.
         """
         self._require_episode()
-        made = self.batch.step(self._checked(actions, int(self._state.timesteps)))
+        thrusts = self._read(actions, _thrust, ACTION, int(self._state.timesteps))
+        made = self.batch.step(np.array([thrusts]))
         infos = {agent: {key: found[0].item() for key, found in own.items()} for agent, own in made.infos.items()}
         return self._stepped(made.rewards[0].tolist(), bool(made.truncated[0, 0]), infos)
 
@@ -134,23 +235,12 @@ class WaterworldEnv(DrawnEnv):
         """Render the record of an env of these parameters."""
         return self._shown(render_rgb(state.positions, state.obstacles, self.parameters))
 
-    def _checked(self, actions: dict[AgentID, Array], timestep: int) -> Array:
-        """Return the actions as (1, P, 2) float64; raise EnvError for what is not accepted."""
-        unknown = sorted(str(agent) for agent in actions if agent not in self.action_spaces)
-        if unknown:
-            known = ", ".join(self.possible_agents)
-            raise EnvError(f"waterworld, step {timestep}: no such agent: {', '.join(unknown)}; agents: {known}")
-        thrusts = np.zeros((1, len(self.possible_agents), 2))
-        for number, agent in enumerate(self.possible_agents):
-            try:
-                action = np.asarray(actions[agent], dtype=np.float64)
-            except (KeyError, TypeError, ValueError):
-                action = np.empty(0)
-            if action.shape != (2,) or not (np.abs(action) <= 1).all():
-                received = repr(actions[agent]) if agent in actions else "no action"
-                raise EnvError(f"waterworld, step {timestep}: {refused_action(agent, received)}")
-            thrusts[0, number] = action
-        return thrusts
+
+def _thrust(action: Any) -> Array:
+    thrust = np.asarray(action, dtype=np.float64)
+    if thrust.shape != (2,) or not (np.abs(thrust) <= 1).all():
+        raise ValueError
+    return thrust
 
 
 def _signature() -> inspect.Signature:

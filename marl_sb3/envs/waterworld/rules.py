@@ -15,34 +15,12 @@ import numpy.typing as npt
 from numba import njit
 from typing_extensions import override
 
-from marl_sb3.compiling import (
-    ACTIONS,
-    BEGIN,
-    END,
-    FIELDS,
-    FIRST,
-    INFOS,
-    OBSERVATIONS,
-    REWARDS,
-    RNG_WORDS,
-    RNGS,
-    SEEDS,
-    STATES,
-    STEP,
-    TERMINATED,
-    TRUNCATED,
-    WHAT,
-    carray,
-    pointer,
-)
+from marl_sb3.compiling import FIELDS, STATES, carray, pointer
 from marl_sb3.core.state.randomness import generator_state, set_generator_state
 from marl_sb3.core.state.state import State, StateReader
-from marl_sb3.envs.compiled.batch import CompiledBatch
-from marl_sb3.envs.compiled.random import generator_of, random, seed_generator, words_of
-from marl_sb3.envs.compiled.rules import CompiledRules
-from marl_sb3.envs.waterworld import parameters
-from marl_sb3.envs.waterworld.parameters import FOOD_SIZE, POISON_SIZE
-from marl_sb3.errors import EnvError
+from marl_sb3.envs.compiled.batch import CompiledBatch, run_envs
+from marl_sb3.envs.compiled.random import generator_of, random, words_of
+from marl_sb3.envs.compiled.rules import CompiledRules, Outcome, fields_of
 from marl_sb3.types import Array
 from marl_sb3.types import FloatArray as Float32Array
 
@@ -50,7 +28,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 if TYPE_CHECKING:
-    from marl_sb3.envs.waterworld.env import WaterworldEnv
+    from marl_sb3.envs.waterworld.env import Parameters, WaterworldEnv
 
 _STEP_S = 1 / 15  # of simulated time
 _ELASTICITY = 0.999  # of walls
@@ -59,15 +37,14 @@ _ELASTICITY = 0.999  # of walls
 _SLOP = 0.1 / 750
 _PUSH = 1 - 0.9 ** (60 * _STEP_S)
 _MAX_DRAWS = 1000  # of a position that is clear of obstacles, where there may be none
-_BOUND = float(parameters.BOUND)
 _ALMOST_ONE = 1 - 1e-4  # A wall that is farther away than this part of the range is not sensed.
 _NONE = 2.0  # more than any distance
 
 _EVENTS = (("food_encounters", int), ("fed", bool), ("captures", int), ("poison_hits", int))
-_ENCOUNTERS, _FED, _CAPTURES, _HITS = range(len(_EVENTS))
+_ENCOUNTERS, _FED, _CAPTURES, _HITS = range(4)
 
 _FLOATS = """sensor_range obstacle_radius pursuer_max_accel pursuer_speed poison_reward food_reward encounter_reward
-thrust_penalty local_ratio"""
+thrust_penalty local_ratio bound"""
 _INTS = "n_coop max_cycles n_pursuers n_evaders n_foods_and_poisons n_objects n_obstacles n_sensors"
 # A record begins with the settings, its own size, that of an observation, and where each array of `Pond` begins in it.
 _SETTINGS = np.dtype(
@@ -81,11 +58,8 @@ _SETTINGS = np.dtype(
 
 
 # Inlined, since a call would pass on the 120 numbers of a `Pond`: that takes four times as long.
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "forceinline": True}
-
-
 def _function(function: Any) -> Any:
-    return njit(**_OPTIONS)(function)
+    return njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, forceinline=True)(function)  # type: ignore[call-overload]
 
 
 class Pond(NamedTuple):
@@ -110,6 +84,8 @@ class Pond(NamedTuple):
     nearest: FloatArray  # (S,); distances along the rays of what they meet
     met: IntArray  # (S,); what that is
     known_obstacles: FloatArray  # (2, n); centres, NaN where each episode has its own
+    timesteps: IntArray  # (1,) of the episode
+    settings: Array  # (1,) records of them
 
 
 # --- The rules -------------------------------------------------------------------------------------------------------
@@ -155,15 +131,15 @@ def _meet_food(pond: Pond, food: int, n_coop: int, events: FloatArray) -> None:
         began, ceased = _touch(pond, food, agent)
         if began:
             pond.counters[food] += 1
-            events[agent, _ENCOUNTERS] += 1.0
+            events[4 * agent + _ENCOUNTERS] += 1.0
             if pond.counters[food] >= n_coop:
-                events[agent, _FED] = 1.0
+                events[4 * agent + _FED] = 1.0
         if ceased:
             first = agent if ceasing == 0 else first
             ceasing += 1
     if ceasing > 0 and pond.counters[food] >= n_coop:
-        events[first, _FED] = 1.0
-        events[first, _CAPTURES] += 1.0
+        events[4 * first + _FED] = 1.0
+        events[4 * first + _CAPTURES] += 1.0
         pond.moved[food] = 1
         pond.counters[food] = 1  # 0, and the one that takes it is not counted
     pond.counters[food] -= ceasing
@@ -183,7 +159,7 @@ def _meet(pond: Pond, n_coop: int, events: FloatArray) -> None:
         for agent in range(len(pond.touching)):
             began, _ = _touch(pond, thing, agent)
             if began:
-                events[agent, _HITS] += 1.0
+                events[4 * agent + _HITS] += 1.0
                 pond.moved[thing] = pond.poisoned[agent] = 1
 
 
@@ -272,8 +248,8 @@ def _pay(pond: Pond, settings: Any, events: FloatArray, rewards: FloatArray) -> 
         foods = 0.0
         for food in range(len(pond.counters)):
             foods += pond.touching[agent, food]
-        own = settings.food_reward * events[agent, _FED] + settings.encounter_reward * foods
-        own += settings.poison_reward * events[agent, _HITS]
+        own = settings.food_reward * events[4 * agent + _FED] + settings.encounter_reward * foods
+        own += settings.poison_reward * events[4 * agent + _HITS]
         rewards[agent] = own + (rewards[agent] if ratio == 1 else rewards[agent] * ratio + mean)
     of_penalties, of_all = _of_mean(penalties, ratio), _of_mean(rewards, ratio)
     for agent in range(last + 1):
@@ -284,19 +260,16 @@ def _pay(pond: Pond, settings: Any, events: FloatArray, rewards: FloatArray) -> 
 
 
 @_function
-def step_pond(
-    pond: Pond, settings: Any, actions: Float32Array, rng: Array, events: FloatArray, rewards: FloatArray
-) -> None:
+def step_pond(pond: Pond, actions: Float32Array, rng: Array, outcome: Outcome) -> None:
     """Move everything once.
 
     Args:
         pond: changed.
-        settings: a record of them.
         actions: (P, 2) in -1..1. Not checked.
         rng: words of the pond's generator; for new places of what was eaten or touched.
-        events: (P, 4) zeros; gets what has happened to each pursuer.
-        rewards: (P,); gets what it is paid.
+        outcome: of zeros; its infos are (4 P,), what has happened to each pursuer.
     """
+    settings, events = pond.settings[0], outcome.infos
     _thrust(pond, settings, actions)
     for axis in range(2):
         for thing in range(pond.positions.shape[1]):
@@ -305,7 +278,10 @@ def step_pond(
     _bounce_off_walls(pond)
     _bounce_off_obstacles(pond, settings.obstacle_radius)
     _replace(pond, rng)
-    _pay(pond, settings, events, rewards)
+    _pay(pond, settings, events, outcome.rewards)
+    pond.timesteps[0] += 1
+    for agent in range(len(pond.thrusts)):
+        outcome.truncated[agent] = pond.timesteps[0] == settings.max_cycles
 
 
 # --- The sensors -----------------------------------------------------------------------------------------------------
@@ -322,7 +298,7 @@ def _see_walls(pond: Pond, agent: int, seen: Float32Array) -> None:
         if rays[3, ray] != 0:
             nearest = min(nearest, ((1.0 if rays[1, ray] > 0 else 0.0) - at_y) * rays[3, ray])
         # Negative for a pursuer that has pushed its centre into the wall.
-        seen[ray] = max(nearest, -_BOUND) if nearest < _ALMOST_ONE else 1.0
+        seen[ray] = max(nearest, -pond.settings[0].bound) if nearest < _ALMOST_ONE else 1.0
 
 
 class Kind(NamedTuple):
@@ -385,7 +361,7 @@ def _see_kind(pond: Pond, agent: int, kind: Kind, far: float, seen: Float32Array
 
 
 @_function
-def see(pond: Pond, settings: Any, observations: Float32Array) -> None:
+def see(pond: Pond, observations: Float32Array) -> None:
     """Write what every pursuer sees, (P, size).
 
     An observation consists of blocks of `n_sensors` numbers and two flags:
@@ -399,7 +375,7 @@ def see(pond: Pond, settings: Any, observations: Float32Array) -> None:
     reads 0 for the distance of others.
     """
     agents, size = observations.shape
-    many, far, things = pond.rays.shape[1], settings.sensor_range, pond.positions.shape[1]
+    many, far, things = pond.rays.shape[1], pond.settings[0].sensor_range, pond.positions.shape[1]
     wide = many * ((size - 2) // many - 2) // 3  # distances of a kind, and speeds if they are seen
     foods = agents + len(pond.counters)
     for agent in range(agents):
@@ -434,8 +410,10 @@ def _vector(address: int, many: int) -> Any:
 
 
 @_function
-def _pond(address: int, own: Any) -> Pond:
+def _pond(address: int) -> Pond:
     """Return the arrays of the record at an address."""
+    settings = carray(pointer(address), (1,), _SETTINGS)
+    own = settings[0]
     at, agents, things, others = own.at, own.n_pursuers, own.n_objects, own.n_foods_and_poisons
     return Pond(
         _floats(address + at[0], 2, things),
@@ -457,6 +435,8 @@ def _pond(address: int, own: Any) -> Pond:
         _vector(address + at[16], own.n_sensors),
         carray(pointer(address + at[17]), (own.n_sensors,), np.int64),
         _floats(address + at[18], 2, own.n_obstacles),
+        carray(pointer(address + at[19]), (1,), np.int64),
+        settings,
     )
 
 
@@ -481,82 +461,78 @@ def _begin_pond(pond: Pond, rng: Array) -> None:
             pond.touching[agent, thing] = 0
     for food in range(len(pond.counters)):
         pond.counters[food] = 0
+    pond.timesteps[0] = 0
 
 
 def run(address: int) -> None:
-    """Step or begin the ponds of a table, and observe them: see `marl_sb3.compiling`."""
-    table = carray(pointer(address), (FIELDS,), np.int64)
-    n = table[END]
-    own = carray(pointer(table[STATES]), (1,), _SETTINGS)[0]  # all have the same
+    """See `run_envs`: all ponds of a batch have the same settings."""
+    own = carray(pointer(carray(pointer(address), (FIELDS,), np.int64)[STATES]), (1,), _SETTINGS)[0]
     agents = own.n_pursuers
-    rngs = carray(pointer(table[RNGS]), (n, RNG_WORDS), np.uint64)
-    actions = carray(pointer(table[ACTIONS]), (n, agents, 2), np.float32)
-    rewards = carray(pointer(table[REWARDS]), (n, agents), np.float64)
-    terminated = carray(pointer(table[TERMINATED]), (n, agents), np.bool_)
-    truncated = carray(pointer(table[TRUNCATED]), (n, agents), np.bool_)
-    events = carray(pointer(table[INFOS]), (n, agents, 4), np.float64)
-    observations = carray(pointer(table[OBSERVATIONS]), (n, agents, own.seen), np.float32)
-    seeds = carray(pointer(table[SEEDS]), (n,), np.int64)
-    for i in range(table[FIRST], n):
-        at = table[STATES] + i * own.bytes
-        pond, timesteps = _pond(at, own), carray(pointer(at + own.at[19]), (1,), np.int64)
-        if table[WHAT] == BEGIN:
-            if seeds[i] >= 0:
-                seed_generator(seeds[i], rngs[i])
-            _begin_pond(pond, rngs[i])
-            timesteps[0] = 0
-        elif table[WHAT] == STEP:
-            for agent in range(agents):
-                for event in range(4):
-                    events[i, agent, event] = 0.0
-            step_pond(pond, own, actions[i], rngs[i], events[i], rewards[i])
-            timesteps[0] += 1
-            for agent in range(agents):
-                terminated[i, agent], truncated[i, agent] = False, timesteps[0] == own.max_cycles
-        see(pond, own, observations[i])
+    sizes = own.bytes, agents, 4 * agents, 0, (agents, 2), (agents, own.seen)
+    run_envs(address, sizes, np.float32, np.float32, _pond, step_pond, see, None, _begin_pond)
 
 
 _FARTHEST = 10.0  # limit of positions and speeds in a saved state; in an episode they stay far below it
 
 
+def _fixed(own: Parameters) -> dict[str, Any]:
+    """Return what is the same in all episodes, and what a step writes before it reads it, by the names of `Pond`."""
+    counts, radii = (own.n_pursuers, own.n_evaders, own.n_poisons), own.radii
+    speeds = np.array([own.pursuer_speed, own.evader_speed, own.poison_speed], dtype=np.float64).repeat(counts)
+    others = radii[own.n_pursuers : own.n_objects]
+    angles = np.linspace(0.0, 2.0 * np.pi, own.n_sensors, endpoint=False)
+    across = np.stack((np.cos(angles), np.sin(angles)))
+    # A ray along a wall never meets it.
+    nearer = np.divide(1 / own.sensor_range, across, out=np.zeros_like(across), where=np.abs(across) > 1e-9)
+    known = np.full((2, own.n_obstacles), np.nan)
+    if own.obstacle_coord:
+        known[:] = np.transpose(own.obstacle_coord)
+    return {
+        "radii": radii,
+        "max_speeds": speeds,
+        "speed_sums": speeds + own.pursuer_speed,
+        "touch_distances_squared": (others + own.radius) ** 2,
+        "clearances_squared": (2 * others + own.obstacle_radius) ** 2,
+        "reaches_squared": (own.sensor_range + radii) ** 2 + radii**2,
+        "rays": np.concatenate((across, nearer)),
+        "thrusts": np.zeros(own.n_pursuers),
+        "moved": np.zeros(own.n_foods_and_poisons, np.uint8),
+        "nearest": np.zeros(own.n_sensors),
+        "met": np.zeros(own.n_sensors, np.int64),
+        "known_obstacles": known,
+    }
+
+
 def compiled_rules(template: WaterworldEnv) -> CompiledRules:
     """Return the rules of ponds with the parameters of a template."""
-    own = template.parameters
-    agents, things, others = own.n_pursuers, own.n_objects, own.n_foods_and_poisons
+    own, settings = template.parameters, np.zeros((), _SETTINGS)
+    values = {"settings": settings, **_fixed(own)}
     saved: list[Any] = [
-        *((name, "f8", (2, things)) for name in ("positions", "velocities", "pushes")),
+        *((name, "f8", (2, own.n_objects)) for name in ("positions", "velocities", "pushes")),
         ("obstacles", "f8", (2, own.n_obstacles)),
-        ("touching", "u1", (agents, others)),
+        ("touching", "u1", (own.n_pursuers, own.n_foods_and_poisons)),
         ("counters", "i8", (own.n_evaders,)),
-        ("poisoned", "u1", (agents,)),
+        ("poisoned", "u1", (own.n_pursuers,)),
         ("timesteps", "i8"),
     ]
-    fixed: list[Any] = [
-        ("settings", _SETTINGS),
-        ("radii", "f8", (things + own.n_obstacles,)),
-        *((name, "f8", (things,)) for name in ("max_speeds", "speed_sums")),
-        *((name, "f8", (others,)) for name in ("touch_distances_squared", "clearances_squared")),
-        ("reaches_squared", "f8", (things + own.n_obstacles,)),
-        ("rays", "f8", (4, own.n_sensors)),
-        ("thrusts", "f8", (agents,)),
-        ("moved", "u1", (others,)),
-        ("nearest", "f8", (own.n_sensors,)),
-        ("met", "i8", (own.n_sensors,)),
-        ("known_obstacles", "f8", (2, own.n_obstacles)),
-    ]
+    record: Any = np.dtype([*fields_of(values), *saved], align=True)
+    for name in (*_FLOATS.split(), *_INTS.split()):
+        settings[name] = getattr(own, name)
+    settings["bytes"], settings["seen"] = record.itemsize, own.observation_size
+    settings["at"] = [record.fields[name][1] for name in Pond._fields[:-1]]
     names = template.possible_agents
     return CompiledRules(
         agents=names,
         observation_space=template.observation_spaces[names[0]],
         action_space=template.action_spaces[names[0]],
-        state=np.dtype([*fixed, *saved], align=True),
+        state=record,
         run=run,
         infos=[(agent, key, kind) for agent in names for key, kind in _EVENTS],
         bounds={
             **{name: (-_FARTHEST, _FARTHEST) for name, kind, *_ in saved if kind == "f8"},
             "timesteps": (0, own.max_cycles - 1),
         },
-        settings=[name for name, *_ in fixed],
+        settings=values,
     )
 
 
@@ -571,36 +547,7 @@ class BatchedWaterworld(CompiledBatch):
 
     def __init__(self, num_envs: int, template: WaterworldEnv) -> None:
         super().__init__(num_envs, compiled_rules(template), template)
-        own, states = template.parameters, self.states
-        settings, offsets = states["settings"], states.dtype.fields
-        for name in (*_FLOATS.split(), *_INTS.split()):
-            settings[name] = getattr(own, name)
-        settings["bytes"], settings["seen"] = states.dtype.itemsize, own.observation_size
-        settings["at"] = [offsets[name][1] for name in (*Pond._fields, "timesteps")]
-        counts = (own.n_pursuers, own.n_evaders, own.n_poisons, own.n_obstacles)
-        speeds = np.array([own.pursuer_speed, own.evader_speed, own.poison_speed], dtype=np.float64)
-        states["max_speeds"] = np.repeat(speeds, counts[:3])
-        states["speed_sums"] = states["max_speeds"] + own.pursuer_speed
-        radii = np.repeat([own.radius, FOOD_SIZE * own.radius, POISON_SIZE * own.radius, own.obstacle_radius], counts)
-        others = radii[own.n_pursuers : own.n_objects]
-        states["radii"], states["touch_distances_squared"] = radii, (others + own.radius) ** 2
-        states["reaches_squared"] = (own.sensor_range + radii) ** 2 + radii**2
-        states["clearances_squared"] = (2 * others + own.obstacle_radius) ** 2
-        angles = np.linspace(0.0, 2.0 * np.pi, own.n_sensors, endpoint=False)
-        across = np.stack((np.cos(angles), np.sin(angles)))
-        # A ray along a wall never meets it.
-        nearer = np.divide(1 / own.sensor_range, across, out=np.zeros_like(across), where=np.abs(across) > 1e-9)
-        states["rays"] = np.concatenate((across, nearer))
-        states["known_obstacles"] = np.nan if own.obstacle_coord is None else np.transpose(own.obstacle_coord)
-
-    @override
-    def _check(self, actions: Array) -> None:
-        accepted = np.abs(actions) <= 1  # not a NaN either
-        if not accepted.all():
-            env_index, column, _ = np.argwhere(~accepted)[0]
-            where = f"env {env_index}, step {self.states.timesteps[env_index]}"
-            received = actions[env_index, column].tolist()
-            raise EnvError(f"{where}: {parameters.refused_action(self.possible_agents[column], str(received))}")
+        self.limits = [(-1.0, 1.0, template.accepted_action)]
 
     def generator(self, env_index: int) -> np.random.Generator:
         """Return a generator that goes on as that of a pond."""

@@ -15,7 +15,7 @@ from marl_sb3.core.envs.batched import BatchedEnv, BatchedStep
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.core.vec_env.batched_vec_env import BatchedVecEnv
 from marl_sb3.core.vec_env.separate_envs import SyncVecEnv
-from marl_sb3.envs.compiled.comparing import require_same
+from marl_sb3.envs.compiled.twins import require_same
 from marl_sb3.errors import CheckpointError
 
 

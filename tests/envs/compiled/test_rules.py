@@ -14,7 +14,7 @@ from marl_sb3 import make_vec_env
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.envs.compiled.batch import CompiledBatch
-from marl_sb3.envs.compiled.comparing import require_same
+from marl_sb3.envs.compiled.twins import require_same
 from marl_sb3.envs.waterworld import WaterworldEnv
 from marl_sb3.errors import ConfigError, EnvError
 
@@ -44,6 +44,7 @@ def within() -> Any:
         ({"run": begin, "step": None, "observe": None, "start": begin}, "`start` is given; accepted: beside `step`"),
         ({"begin": None}, "nothing begins episodes; accepted: `begin`, `start` or `run`"),
         ({"allow": within()}, "`allow` is given; accepted: beside `step` and `observe`"),
+        ({"counts": True}, "`counts` is given; .*with the fields `timestep` and `limit`"),
     ],
 )
 def test_rules_that_cannot_be_compiled_are_refused(changed: dict[str, Any], words: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from marl_sb3.envs.waterworld import WaterworldEnv
 from marl_sb3.envs.waterworld import env as render
-from marl_sb3.envs.waterworld.parameters import Parameters
+from marl_sb3.envs.waterworld.env import Parameters
 from marl_sb3.errors import ConfigError, EnvError
 
 PARAMETERS = Parameters(n_pursuers=2, n_evaders=1, n_poisons=1, obstacle_radius=0.05)

@@ -1,21 +1,23 @@
-"""Gymnasium's classic control as compiled envs: each line computes what the original does, in the same order."""
+"""Gymnasium's classic control, frozen lake and taxi as compiled envs.
+
+Each line computes what the original does, in the same order.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Discrete
 
 from marl_sb3.compiling import strict_entry
 from marl_sb3.core.envs.converted import AGENT
-from marl_sb3.envs.compiled.random import uniform
+from marl_sb3.envs.compiled.random import random, uniform
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
-from marl_sb3.envs.compiled.twins import LIMIT, GymnasiumTwin
+from marl_sb3.envs.compiled.twins import GymnasiumTwin, counted
 from marl_sb3.types import Array
-
-_MODULE = "gymnasium.envs.classic_control"
 
 
 def _observe_place(state: Any, observations: Array) -> None:
@@ -23,33 +25,33 @@ def _observe_place(state: Any, observations: Array) -> None:
         observations[0, k] = state.place[k]
 
 
-def _copy_place(state: Any, env: Any) -> None:
-    state.place[:] = env.state
-
-
-_TURNED = {"place": (-100, 100)}  # angles are turned until they are small
-_TWO_NUMBERS = ("place", "f8", (2,))
-
-
-def _rules(
-    fields: Sequence[Any],
-    settings: Sequence[tuple[str, str]],
+def _control(
+    name: str,
     start: Any,
     step: Any,
+    settings: Callable[[Any], Mapping[str, Any]],
+    *fields: Any,
     observe: Any = _observe_place,
-    bounds: Mapping[str, tuple[int, int]] = _TURNED,
-) -> Callable[[Any], CompiledRules]:
-    return lambda env: CompiledRules(
-        agents=[AGENT],
-        observation_space=env.observation_space,
-        action_space=env.action_space,
-        state=np.dtype([*LIMIT, *fields, *settings], align=True),
-        start=start,
-        step=step,
-        observe=observe,
-        bounds=bounds,
-        settings=["limit", *(name for name, _ in settings)],
-    )
+    state: Any = lambda env: {"place": env.state},
+    numbers: int = 2,
+    turned: Mapping[str, tuple[float, float]] = {"place": (-100, 100)},  # angles are turned until they are small
+) -> GymnasiumTwin:
+    """Return the twin of a class of `gymnasium.envs.classic_control`; its state are so many numbers, and fields."""
+
+    def rules(env: Any) -> CompiledRules:
+        return counted(
+            [("place", "f8", (numbers,)), *fields],
+            settings(env),
+            agents=[AGENT],
+            observation_space=env.observation_space,
+            action_space=env.action_space,
+            start=start,
+            step=step,
+            observe=observe,
+            bounds=turned,
+        )
+
+    return GymnasiumTwin(f"gymnasium.envs.classic_control.{name}", rules, state)
 
 
 def _number(value: Any) -> float:
@@ -68,7 +70,6 @@ _FOUR_THIRDS = 4.0 / 3.0
 
 
 def _start_cart_pole(state: Any, rng: Array) -> None:
-    state.timestep = 0
     for k in range(4):
         state.place[k] = uniform(rng, -0.05, 0.05)
 
@@ -85,24 +86,22 @@ def _step_cart_pole(state: Any, actions: Array, rng: Array, outcome: Outcome) ->
     state.place[0], state.place[1] = x, x_dot + 0.02 * x_acc
     state.place[2], state.place[3] = theta, theta_dot + 0.02 * theta_acc
     fell = x < -2.4 or x > 2.4 or theta < -_MOST_RADIANS or theta > _MOST_RADIANS
-    state.timestep += 1
     outcome.rewards[0] = (-1.0 if fell else 0.0) if state.sutton_barto else 1.0
     outcome.terminated[0] = fell
-    outcome.truncated[0] = 0 < state.limit <= state.timestep
 
 
-CART_POLE = GymnasiumTwin(
-    f"{_MODULE}.cartpole:CartPoleEnv",
-    _rules([("place", "f8", (4,))], [("sutton_barto", "i8")], _start_cart_pole, _step_cart_pole),
+CART_POLE = _control(
+    "cartpole:CartPoleEnv",
+    _start_cart_pole,
+    _step_cart_pole,
     lambda env: {"sutton_barto": bool(env._sutton_barto_reward)},
-    _copy_place,
+    numbers=4,
 )
 
 # --- Acrobot ---------------------------------------------------------------------------------------------------------
 
 # `x ** 2` of a NumPy number is `pow(x, 2.0)`, which once in a thousand times is rounded otherwise than `x * x`. The
-# compiler would make a product of it if it knew the exponent: a field of the state holds it.
-_EXPONENT = ("two", "f8")
+# compiler would make a product of it if it knew the exponent: a field of the state, `two`, holds it.
 
 _HALF_PI = math.pi / 2.0
 _MOST_1, _MOST_2 = 4 * math.pi, 9 * math.pi  # the greatest speeds of both joints
@@ -170,7 +169,6 @@ def _sum_of_powers(factors: tuple[float, ...], squared: float) -> float:
 
 
 def _start_acrobot(state: Any, rng: Array) -> None:
-    state.timestep = 0
     for k in range(4):
         state.place[k] = state.shown[2 + k] = np.float32(uniform(rng, -0.1, 0.1))
     for k in range(2):
@@ -198,11 +196,9 @@ def _step_acrobot(state: Any, actions: Array, rng: Array, outcome: Outcome) -> N
     state.place[3] = min(max(d + _SIXTH_DT * (f1 + 2 * f2 + 2 * f3 + f4), -_MOST_2), _MOST_2)
     state.shown[0], state.shown[1], state.shown[2], state.shown[3] = math.cos(a), math.sin(a), math.cos(b), math.sin(b)
     state.shown[4], state.shown[5] = state.place[2], state.place[3]
-    state.timestep += 1
     is_high = -math.cos(a) - math.cos(b + a) > 1.0
     outcome.rewards[0] = 0.0 if is_high else -1.0
     outcome.terminated[0] = is_high
-    outcome.truncated[0] = 0 < state.limit <= state.timestep
 
 
 def _observe_acrobot(state: Any, observations: Array) -> None:
@@ -210,23 +206,21 @@ def _observe_acrobot(state: Any, observations: Array) -> None:
         observations[0, k] = state.shown[k]
 
 
-def _copy_acrobot(state: Any, env: Any) -> None:
-    state.place[:], state.shown[:] = env.state, env._get_ob()
-
-
-_OF_ACROBOT = [("place", "f8", (4,)), ("shown", "f4", (6,))]
-ACROBOT = GymnasiumTwin(
-    f"{_MODULE}.acrobot:AcrobotEnv",
-    _rules(_OF_ACROBOT, [_EXPONENT], _start_acrobot, _step_acrobot, _observe_acrobot),
+ACROBOT = _control(
+    "acrobot:AcrobotEnv",
+    _start_acrobot,
+    _step_acrobot,
     lambda env: {"two": 2.0},
-    _copy_acrobot,
+    ("shown", "f4", (6,)),
+    observe=_observe_acrobot,
+    state=lambda env: {"place": env.state, "shown": env._get_ob()},
+    numbers=4,
 )
 
 # --- Pendulum --------------------------------------------------------------------------------------------------------
 
 
 def _start_pendulum(state: Any, rng: Array) -> None:
-    state.timestep = 0
     state.place[0] = uniform(rng, -math.pi, math.pi)
     state.place[1] = uniform(rng, -1.0, 1.0)
 
@@ -240,9 +234,7 @@ def _step_pendulum(state: Any, actions: Array, rng: Array, outcome: Outcome) -> 
     speed = speed + (3 * state.g / 2.0 * math.sin(theta) + np.float32(3.0) * torque) * 0.05
     speed = min(max(speed, -8.0), 8.0)
     state.place[0], state.place[1] = theta + speed * 0.05, speed
-    state.timestep += 1
     outcome.rewards[0] = -cost
-    outcome.truncated[0] = 0 < state.limit <= state.timestep
 
 
 def _observe_pendulum(state: Any, observations: Array) -> None:
@@ -250,18 +242,19 @@ def _observe_pendulum(state: Any, observations: Array) -> None:
     observations[0, 2] = state.place[1]
 
 
-PENDULUM = GymnasiumTwin(
-    f"{_MODULE}.pendulum:PendulumEnv",
-    _rules([_TWO_NUMBERS], [("g", "f8"), _EXPONENT], _start_pendulum, _step_pendulum, _observe_pendulum, {}),
+PENDULUM = _control(
+    "pendulum:PendulumEnv",
+    _start_pendulum,
+    _step_pendulum,
     lambda env: {"g": _number(env.g), "two": 2.0},
-    _copy_place,
+    observe=_observe_pendulum,
+    turned={},
 )
 
 # --- MountainCar -----------------------------------------------------------------------------------------------------
 
 
 def _start_mountain_car(state: Any, rng: Array) -> None:
-    state.timestep = 0
     state.place[0], state.place[1] = uniform(rng, -0.6, -0.4), 0.0
 
 
@@ -273,22 +266,12 @@ def _step_mountain_car(state: Any, actions: Array, rng: Array, outcome: Outcome)
     if position == -1.2 and velocity < 0:
         velocity = 0.0
     state.place[0], state.place[1] = position, velocity
-    state.timestep += 1
     outcome.rewards[0] = -1.0
     outcome.terminated[0] = position >= 0.5 and velocity >= state.goal
-    outcome.truncated[0] = 0 < state.limit <= state.timestep
 
 
-def _goal(env: Any) -> Mapping[str, Any]:
-    return {"goal": _number(env.goal_velocity)}
-
-
-MOUNTAIN_CAR = GymnasiumTwin(
-    f"{_MODULE}.mountain_car:MountainCarEnv",
-    _rules([_TWO_NUMBERS], [("goal", "f8")], _start_mountain_car, _step_mountain_car),
-    _goal,
-    _copy_place,
-)
+_GOAL: Any = lambda env: {"goal": _number(env.goal_velocity)}  # noqa: E731
+MOUNTAIN_CAR = _control("mountain_car:MountainCarEnv", _start_mountain_car, _step_mountain_car, _GOAL)
 
 # --- MountainCarContinuous -------------------------------------------------------------------------------------------
 
@@ -341,25 +324,172 @@ def _step_continuous(state: Any, actions: Array, rng: Array, outcome: Outcome) -
     reached = position >= right and velocity >= goal
     state.place[0], state.place[1] = _f4(position), _f4(velocity)
     state.single = 1
-    state.timestep += 1
     outcome.rewards[0] = (100.0 if reached else 0.0) - action * action * 0.1
     outcome.terminated[0] = reached
-    outcome.truncated[0] = 0 < state.limit <= state.timestep
 
 
 def _start_continuous(state: Any, rng: Array) -> None:
-    state.timestep, state.single = 0, 0
+    state.single = 0
     state.place[0], state.place[1] = uniform(rng, -0.6, -0.4), 0.0
 
 
-def _copy_continuous(state: Any, env: Any) -> None:
-    state.place[:], state.single = env.state, env.state.dtype == np.float32
-
-
-_OF_CONTINUOUS = [_TWO_NUMBERS, ("single", "i8")]  # `single`: whether the place is float32
-MOUNTAIN_CAR_CONTINUOUS = GymnasiumTwin(
-    f"{_MODULE}.continuous_mountain_car:Continuous_MountainCarEnv",
-    _rules(_OF_CONTINUOUS, [("goal", "f8")], _start_continuous, _step_continuous),
-    _goal,
-    _copy_continuous,
+MOUNTAIN_CAR_CONTINUOUS = _control(
+    "continuous_mountain_car:Continuous_MountainCarEnv",
+    _start_continuous,
+    _step_continuous,
+    _GOAL,
+    ("single", "i8"),  # whether the place is float32
+    state=lambda env: {"place": env.state, "single": env.state.dtype == np.float32},
 )
+
+# --- FrozenLake and Taxi ---------------------------------------------------------------------------------------------
+
+
+def _start(state: Any, rng: Array) -> None:
+    """Draw the first place; the settings hold the cumulative sum of its probabilities."""
+    drawn, state.place = random(rng), 0
+    for place in range(len(state.first) - 1, -1, -1):
+        if state.first[place] > drawn:
+            state.place = place
+
+
+def _observe(state: Any, observations: Array) -> None:
+    observations[0] = state.place
+
+
+def _text(env: Any, settings: Mapping[str, Any], step: Any, allow: Any = None) -> CompiledRules:
+    """Return the rules of a game whose state is a place, and which tells the probability of what it has drawn."""
+    return counted(
+        [("place", "i8")],
+        {**settings, "first": np.cumsum(env.initial_state_distrib)},
+        agents=[AGENT],
+        observation_space=Discrete(len(env.P)),
+        action_space=Discrete(len(env.P[0])),
+        start=_start,
+        step=step,
+        observe=_observe,
+        allow=allow,
+        infos=[(AGENT, "prob", float)],
+        bounds={"place": (0, len(env.P) - 1)},
+    )
+
+
+_FROZEN, _HOLE, _GOAL = range(3)
+
+
+def _step_lake(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
+    drawn = random(rng)
+    here, action, probability = state.place, actions[0], 1.0
+    kind = state.kinds[here]
+    if kind == _FROZEN:
+        if state.is_slippery:
+            fails, succeeds = (1.0 - state.success) / 2.0, state.success
+            # Left of the action, the action itself, right of it: the first whose cumulative probability is greater
+            # than the number, or left where rounding leaves none.
+            turn = 0
+            if fails <= drawn < fails + succeeds:
+                turn = 1
+            elif fails + succeeds <= drawn < fails + succeeds + fails:
+                turn = 2
+            action, probability = (action + turn - 1) % 4, succeeds if turn == 1 else fails
+        row, column = here // state.width, here % state.width
+        if action == 0:
+            column = max(column - 1, 0)
+        elif action == 1:
+            row = min(row + 1, state.height - 1)
+        elif action == 2:
+            column = min(column + 1, state.width - 1)
+        else:
+            row = max(row - 1, 0)
+        state.place = row * state.width + column
+        kind = state.kinds[state.place]
+        outcome.rewards[0] = state.rewards[kind]
+    outcome.infos[0] = probability
+    outcome.terminated[0] = kind != _FROZEN
+
+
+def _lake_rules(env: Any) -> CompiledRules:
+    """Read the settings from the table of transitions, where those of the arguments are."""
+    letters, rewards, (height, width) = env.desc.ravel(), np.zeros(3), env.desc.shape
+    kinds = np.where(letters == b"H", _HOLE, np.where(letters == b"G", _GOAL, _FROZEN)).astype(np.uint8)
+    transitions = [each for cell in env.P.values() for each in cell.values()]
+    slippery = next((each for each in transitions if len(each) == 3), None)
+    for cell in np.flatnonzero(kinds == _FROZEN).tolist():
+        for _, there, reward, _ in (each for of_action in env.P[cell].values() for each in of_action):
+            rewards[kinds[there]] = reward
+    settings = {
+        "height": height,
+        "width": width,
+        "is_slippery": slippery is not None,
+        "success": 1.0 if slippery is None else float(slippery[1][0]),
+        "rewards": rewards,  # of a field of each kind
+        "kinds": kinds,  # of each field
+    }
+    return _text(env, settings, _step_lake)
+
+
+FROZEN_LAKE = GymnasiumTwin(
+    "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv", _lake_rules, lambda env: {"place": env.s}, {"prob": 1}
+)
+
+# --- Taxi ------------------------------------------------------------------------------------------------------------
+
+# The walls of the map, for each of 5 rows: whether the taxi may drive east from each of 5 columns.
+_EAST = np.array([[1, 0, 1, 1, 0], [1, 0, 1, 1, 0], [1, 1, 1, 1, 0], [0, 1, 0, 1, 0], [0, 1, 0, 1, 0]], dtype=np.uint8)
+_STOPS = np.array([0, 4, 20, 23])  # the cells where passengers wait and leave
+_IN_TAXI = 4
+
+
+def _step_taxi(state: Any, actions: Array, rng: Array, outcome: Outcome) -> None:
+    random(rng)  # the original draws from the one transition that there is
+    action, destination, passenger, cell = actions[0], state.place % 4, state.place // 4 % 5, state.place // 20
+    row, column = cell // 5, cell % 5
+    reward = -1.0
+    if action == 0:
+        row = min(row + 1, 4)
+    elif action == 1:
+        row = max(row - 1, 0)
+    elif action == 2:
+        column += _EAST[row, column]
+    elif action == 3:
+        column -= _EAST[row, column - 1] if column > 0 else 0
+    elif action == 4:
+        if passenger < _IN_TAXI and cell == _STOPS[passenger]:
+            passenger = _IN_TAXI
+        else:
+            reward = -10.0
+    elif passenger == _IN_TAXI and cell == _STOPS[destination]:
+        passenger, reward = destination, 20.0
+        outcome.terminated[0] = True
+    else:
+        reward = -10.0
+        for stop in range(4):
+            if passenger == _IN_TAXI and cell == _STOPS[stop]:
+                passenger, reward = stop, -1.0
+    state.place = ((row * 5 + column) * 5 + passenger) * 4 + destination
+    outcome.rewards[0] = reward
+    outcome.infos[0] = 1.0
+
+
+def _allow_in_taxi(state: Any, allowed: Array) -> None:
+    """Allow what changes something."""
+    destination, passenger, cell = state.place % 4, state.place // 4 % 5, state.place // 20
+    row, column = cell // 5, cell % 5
+    allowed[0, 0] = row < 4
+    allowed[0, 1] = row > 0
+    allowed[0, 2] = _EAST[row, column] == 1
+    allowed[0, 3] = column > 0 and _EAST[row, column - 1] == 1
+    allowed[0, 4] = passenger < _IN_TAXI and cell == _STOPS[passenger]
+    allowed[0, 5] = passenger == _IN_TAXI and cell == _STOPS[destination]
+    for stop in range(4):
+        if passenger == _IN_TAXI and cell == _STOPS[stop]:
+            allowed[0, 5] = True
+
+
+def _taxi_rules(env: Any) -> CompiledRules:
+    if getattr(env, "fickle_passenger", False) or any(len(each) > 1 for of in env.P.values() for each in of.values()):
+        raise ValueError("is_rainy and fickle_passenger")
+    return _text(env, {}, _step_taxi, _allow_in_taxi)
+
+
+TAXI = GymnasiumTwin("gymnasium.envs.toy_text.taxi:TaxiEnv", _taxi_rules, lambda env: {"place": env.s}, {"prob": 1.0})
