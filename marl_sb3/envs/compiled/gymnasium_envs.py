@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from operator import attrgetter, methodcaller
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,7 @@ def _control(
     settings: Callable[[Any], Mapping[str, Any]],
     *fields: Any,
     observe: Any = _observe_place,
-    state: Any = lambda env: {"place": env.state},
+    state: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
     numbers: int = 2,
     turned: Mapping[str, tuple[float, float]] = {"place": (-100, 100)},  # angles are turned until they are small
 ) -> GymnasiumTwin:
@@ -51,7 +53,7 @@ def _control(
             bounds=turned,
         )
 
-    return GymnasiumTwin(f"gymnasium.envs.classic_control.{name}", rules, state)
+    return GymnasiumTwin(f"gymnasium.envs.classic_control.{name}", rules, {"place": attrgetter("state"), **state})
 
 
 def _number(value: Any) -> float:
@@ -213,7 +215,7 @@ ACROBOT = _control(
     lambda env: {"two": 2.0},
     ("shown", "f4", (6,)),
     observe=_observe_acrobot,
-    state=lambda env: {"place": env.state, "shown": env._get_ob()},
+    state={"shown": methodcaller("_get_ob")},
     numbers=4,
 )
 
@@ -333,13 +335,17 @@ def _start_continuous(state: Any, rng: Array) -> None:
     state.place[0], state.place[1] = uniform(rng, -0.6, -0.4), 0.0
 
 
+def _is_single(env: Any) -> bool:
+    return bool(env.state.dtype == np.float32)
+
+
 MOUNTAIN_CAR_CONTINUOUS = _control(
     "continuous_mountain_car:Continuous_MountainCarEnv",
     _start_continuous,
     _step_continuous,
     _GOAL,
     ("single", "i8"),  # whether the place is float32
-    state=lambda env: {"place": env.state, "single": env.state.dtype == np.float32},
+    state={"single": _is_single},
 )
 
 # --- FrozenLake and Taxi ---------------------------------------------------------------------------------------------
@@ -429,7 +435,7 @@ def _lake_rules(env: Any) -> CompiledRules:
 
 
 FROZEN_LAKE = GymnasiumTwin(
-    "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv", _lake_rules, lambda env: {"place": env.s}, {"prob": 1}
+    "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv", _lake_rules, {"place": attrgetter("s")}, {"prob": 1}
 )
 
 # --- Taxi ------------------------------------------------------------------------------------------------------------
@@ -492,4 +498,4 @@ def _taxi_rules(env: Any) -> CompiledRules:
     return _text(env, {}, _step_taxi, _allow_in_taxi)
 
 
-TAXI = GymnasiumTwin("gymnasium.envs.toy_text.taxi:TaxiEnv", _taxi_rules, lambda env: {"place": env.s}, {"prob": 1.0})
+TAXI = GymnasiumTwin("gymnasium.envs.toy_text.taxi:TaxiEnv", _taxi_rules, {"place": attrgetter("s")}, {"prob": 1.0})

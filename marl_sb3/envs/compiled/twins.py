@@ -184,7 +184,6 @@ class TwinBatch(CompiledBatch):
     """
 
     def __init__(self, num_envs: int, twin: Any, template: Any) -> None:
-        self.twin = twin
         self.original = (template.env if type(template) is SingleAgentEnv else template).unwrapped
         super().__init__(num_envs, twin.rules(self.original), template)
         self._is_made = True
@@ -201,6 +200,7 @@ class GymnasiumBatch(TwinBatch):
     """E envs of a Gymnasium class; the original begins the episodes with options."""
 
     def __init__(self, num_envs: int, twin: GymnasiumTwin, template: Any) -> None:
+        self._state, self._reset_info = twin.state, twin.reset_info
         super().__init__(num_envs, twin, template)
         limits = (each._max_episode_steps for each in _wrappers(template.env) if isinstance(each, TimeLimit))
         self.states.limit = next(limits, 0)
@@ -218,8 +218,9 @@ class GymnasiumBatch(TwinBatch):
         self._is_observed = False
         for env_index, seed, given in zip(env_indices, seeds, options, strict=True):
             self.original.reset(seed=seed, options=dict(given) or None)
-            for name, value in {**self.twin.state(self.original), "timestep": 0}.items():
-                self.states[name][env_index] = value
+            self.states["timestep"][env_index] = 0
+            for name, value_in in self._state.items():
+                self.states[name][env_index] = value_in(self.original)
             self.rngs[env_index] = words_of(self.original.np_random)
 
     def reset_infos(self, env_indices: Sequence[int]) -> Mapping[int, Mapping[AgentID, Mapping[str, Any]]]:
@@ -227,7 +228,7 @@ class GymnasiumBatch(TwinBatch):
         masks = self.action_masks()
         of_envs = [{} if masks is None else {MASK: masks[index, 0].astype(np.int8)} for index in env_indices]
         own = zip(env_indices, of_envs, strict=True)
-        return {index: {AGENT: {**self.twin.reset_info, **info}} for index, info in own}
+        return {index: {AGENT: {**self._reset_info, **info}} for index, info in own}
 
 
 @dataclass(frozen=True)
@@ -312,7 +313,7 @@ def _wrappers(env: Any) -> Iterator[Any]:
 class GymnasiumTwin(Twin):
     """Steps the envs of one class of Gymnasium as compiled ones."""
 
-    state: Callable[[Any], Mapping[str, Any]]  # field of the record -> its value in an original
+    state: Mapping[str, Callable[[Any], Any]]  # field of the record -> returns its value in an original
     reset_info: Mapping[str, Any] = field(default_factory=dict)  # of each reset, besides masks
     beneath = ("gymnasium.core", "gymnasium.utils.", "gymnasium.wrappers.")
     batch = GymnasiumBatch
