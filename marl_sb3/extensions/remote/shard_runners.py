@@ -18,6 +18,7 @@ from marl_sb3.errors import ConfigError, RunnersLostError
 from marl_sb3.extensions.remote.processes.messages import Failed
 from marl_sb3.extensions.remote.processes.pool import Lost, ProcessPool, differing
 from marl_sb3.extensions.remote.processes.worker import RestartBudget
+from marl_sb3.extensions.remote.ray import ROUND_TIMEOUT_S
 from marl_sb3.extensions.remote.shard import Inexact, RoundOrder, SavedShard, ShardPlan, ShardRollout
 
 _log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class ShardRunners:
         make_pool: Callable[[], ProcessPool],
         number: int = 1,
         start_timeout_s: float = 180.0,
-        round_timeout_s: float = 3600.0,
+        round_timeout_s: float = ROUND_TIMEOUT_S,
         poll_s: float = 1.0,
     ) -> None:
         self._make_pool, self._number = make_pool, number

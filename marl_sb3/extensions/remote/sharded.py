@@ -24,7 +24,7 @@ from marl_sb3.core.vec_env.seeding import shard_seed
 from marl_sb3.errors import ConfigError, RunnersLostError, described
 from marl_sb3.extensions.remote.processes.messages import by_value
 from marl_sb3.extensions.remote.processes.pool import InProcessPool, LocalPool, ProcessPool
-from marl_sb3.extensions.remote.ray import AnyRunners, RaySettings
+from marl_sb3.extensions.remote.ray import ROUND_TIMEOUT_S, AnyRunners, RaySettings
 from marl_sb3.extensions.remote.shard import (
     RecordedSteps,
     RoundOrder,
@@ -287,15 +287,19 @@ def shard_runners(settings: AnyRunners | None, n_shards: int) -> ShardRunners:
     """
     if settings is None:
         return ShardRunners(partial(InProcessPool, ShardHost))
-    number = settings.runners or min(n_shards, available_cores())
+    if isinstance(settings, RaySettings):
+        number = settings.runners or min(n_shards, available_cores())
 
-    def make_pool() -> ProcessPool:
-        if isinstance(settings, RaySettings):
+        def on_ray() -> ProcessPool:
             from marl_sb3.extensions.remote.processes.ray import Connection, RayPool
 
             return RayPool(Connection(settings, number), host_in_a_process_of_its_own)
-        modules = f"numba,{ShardHost.__module__}"  # most policies act by kernels
-        require_fork("n_runners", settings.runners, "0")
-        return LocalPool(host_in_a_process_of_its_own, modules, "runner", settings.round_timeout_s)
 
-    return ShardRunners(make_pool, number, settings.start_timeout_s, settings.round_timeout_s)
+        return ShardRunners(on_ray, number, settings.start_timeout_s, settings.round_timeout_s)
+
+    def here() -> ProcessPool:
+        modules = f"numba,{ShardHost.__module__}"  # most policies act by kernels
+        require_fork("n_runners", settings, "0")
+        return LocalPool(host_in_a_process_of_its_own, modules, "runner", ROUND_TIMEOUT_S)
+
+    return ShardRunners(here, settings, round_timeout_s=ROUND_TIMEOUT_S)

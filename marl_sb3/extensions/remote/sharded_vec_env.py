@@ -179,7 +179,7 @@ def make_sharded_vec_env(
     seed: int | None = None,
     vectorizer: str = "auto",
     ray: RaySettings | None = None,
-    runners: AnyRunners | int | None = None,
+    runners: AnyRunners | None = None,
     **env_kwargs: Any,
 ) -> ShardedVecEnv:
     """Make envs for a `MultiAgentAlgorithm` that are stepped in shards.
@@ -194,8 +194,7 @@ def make_sharded_vec_env(
         seed: run seed, from which the seeds of all episodes are derived; None draws one.
         vectorizer: see `make_vec_env`.
         ray: how the shards are rolled out on Ray; None: not on Ray.
-        runners: number of processes of this machine that roll out the shards, or their settings; None: this process
-            does.
+        runners: number of processes of this machine that roll out the shards; or how Ray does. None: this process does.
         env_kwargs: see `make_vec_env`.
 
     Raises:
@@ -203,5 +202,5 @@ def make_sharded_vec_env(
     """
     n_envs, n_shards = require("n_envs", n_envs, NumberOfEnvs), require("n_shards", n_shards, PositiveInt)
     seed = fresh_seed() if seed is None else require("seed", seed, Count)
-    chosen = runners if isinstance(runners, AnyRunners) else either(ray, runners)
+    chosen = runners if isinstance(runners, RaySettings) else either(ray, runners)
     return ShardedVecEnv(EnvPlan(env, n_envs, n_shards, seed, vectorizer, env_kwargs), chosen)
