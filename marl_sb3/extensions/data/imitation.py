@@ -113,9 +113,9 @@ class ActionLoss:
         """Return hidden and cell state at the start of an episode, and that no row starts one; () without memory."""
         if not self.in_sequences:
             return ()
-        layers, _, size = self.policy.lstm_hidden_state_shape
-        zeros = th.zeros(layers, batch.sequences, size, device=self.policy.device)
-        return (zeros, zeros), th.zeros(batch.sequences, device=self.policy.device)
+        states = initial_states(self.algorithm, batch.sequences)
+        device = self.policy.device
+        return tuple(th.as_tensor(each, device=device) for each in states), th.zeros(batch.sequences, device=device)
 
     def mean(self, batch: Minibatch, entropy_coefficient: float = 0.0) -> tuple[th.Tensor, th.Tensor]:
         """Return the mean loss of a minibatch; with what entropy takes off it, and without."""
@@ -205,8 +205,9 @@ def _remembers(policy: Any) -> bool:
 _KINDS: tuple[tuple[Callable[[Any], bool], type[ActionLoss]], ...] = (
     (lambda policy: hasattr(policy, "lstm_actor"), _Likelihood),
     (lambda policy: _remembers(policy) and hasattr(policy, "critic"), _SquashedWithMemory),
-    (lambda policy: hasattr(policy, "get_distribution"), _Likelihood),
-    (lambda policy: hasattr(policy, "q_net") or hasattr(policy, "quantile_net"), _QValues),
+    (lambda policy: hasattr(policy, "get_distribution") and not _remembers(policy), _Likelihood),
+    (lambda policy: hasattr(policy, "q_net"), _QValues),
+    (lambda policy: hasattr(policy, "quantile_net") and not _remembers(policy), _QValues),
     (lambda policy: hasattr(getattr(policy, "actor", None), "get_action_dist_params"), _SquashedLikelihood),
     (lambda policy: hasattr(policy, "actor_target"), _SquaredError),
 )
@@ -219,7 +220,7 @@ def action_loss(policy_id: PolicyID, algorithm: Any, *, takes_masks: bool = Fals
         ConfigError: the policy cannot learn actions.
     """
     found = next((kind for applies, kind in _KINDS if applies(algorithm.policy)), None)
-    if found is None or (not _remembers(algorithm.policy) and initial_states(algorithm, 1)):
+    if found is None:
         words = f"{type(algorithm.policy).__name__} of {type(algorithm).__name__} cannot be trained on recorded actions"
         accepted = "a policy with get_distribution, with Q values of actions, or with an actor, as SB3's have"
         raise ConfigError(f"policy {policy_id!r}: {words}; accepted: {accepted}", key="algo")
