@@ -101,7 +101,7 @@ def measure(runners: int, shards: int, n_steps: int, iterations: int, address: s
         start_s = time.perf_counter() - started_s
         algorithm.train_iteration()  # compiles the kernels
         timers = [algorithm.train_iteration()["timers"] for _ in range(iterations)]
-        state_bytes = sum(len(pickle.dumps(saved)) for saved in algorithm.parts.runner._runners.saved())
+        state_bytes = sum(len(pickle.dumps(saved)) for saved in algorithm.parts.runner._runners.saved.values())
     finally:
         env.close()
     ideal_s = n_steps * ENVS_PER_SHARD * WAIT_S * -(-shards // runners)

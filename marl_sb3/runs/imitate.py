@@ -17,6 +17,7 @@ from marl_sb3.core.config.values import counted
 from marl_sb3.core.envs.registry import EnvFactory
 from marl_sb3.core.learners.learner import limited_threads
 from marl_sb3.core.learners.spec import named_algorithm
+from marl_sb3.core.sb3.traits import trait
 from marl_sb3.core.state.fields import read_states, states_of
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.training.loop import IterationReport
@@ -27,7 +28,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.cloning import Cloning, CloningOptions
 from marl_sb3.extensions.data.dataset import PolicyData, read_data
 from marl_sb3.extensions.data.demonstrations import require_episodes
-from marl_sb3.extensions.data.offline import OfflineTraining, learns_offline
+from marl_sb3.extensions.data.offline import OfflineTraining
 from marl_sb3.extensions.display.screen import standard_console
 from marl_sb3.extensions.display.tables import progress_bars
 from marl_sb3.extensions.display.text import number
@@ -227,7 +228,7 @@ def _jobs(run: Run, sets: list[PolicyData], data: Path, options: CloningOptions,
         if learner.trained:
             seed = derived_seed(run.config.seed, FIRST_CLONED + index)
             episodes = require_episodes(sets, learner.rows, data)
-            if learns_offline(learner.algorithm):
+            if trait(learner.algorithm, "learns_offline"):
                 jobs[policy_id] = OfflineTraining(learner, episodes, options, learn=learn)
             else:
                 jobs[policy_id] = Cloning(learner, episodes, options, seed, learn=learn)

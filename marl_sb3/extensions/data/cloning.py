@@ -105,7 +105,7 @@ class Cloning(Stateful):
         self._random = np.random.default_rng(seed)
         self._train, self._validation = _split(len(episodes), options.validation, self._random)
         self.num_episodes = len(self._train), len(self._validation)
-        self._optimizer = th.optim.Adam(self._loss.parameters(), options.learning_rate)
+        self._optimizer = th.optim.Adam(self._loss.trained.parameters(), options.learning_rate)
         self.epoch = self.best_epoch = 0
         self._best_loss: float | None = None  # without episodes for the validation
         self._best: dict[str, th.Tensor] = {}

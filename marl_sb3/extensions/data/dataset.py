@@ -279,15 +279,12 @@ def damage_named(folder: Path) -> Iterator[None]:
     except ImportError as error:
         raise ConfigError(f"{folder} cannot be read: {error}", key="data") from error
     except Exception as error:  # HDF5 and decoders of pictures raise anything
-        words = f"{folder} is damaged, or no dataset of recorded episodes: {_said(error)[:_MOST_SAID]}"
+        said = str(error) if type(error) in (ValueError, CheckpointError) else described(error)
+        if isinstance(error, OSError) and error.strerror and error.filename:
+            said = f"{Path(os.fsdecode(error.filename)).name}: {error.strerror}"
+        words = f"{folder} is damaged, or no dataset of recorded episodes: {said[:_MOST_SAID]}"
         words = words if "; accepted: " in words else f"{words}; accepted: a Minari dataset"
         raise ConfigError(words, key="data") from error
-
-
-def _said(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{Path(os.fsdecode(error.filename)).name}: {error.strerror}"
-    return str(error) if type(error) in (ValueError, CheckpointError) else described(error)
 
 
 # --- Episodes --------------------------------------------------------------------------------------------------------
@@ -364,7 +361,8 @@ def _read_episode(group: Group, form: _Form, index: int, most: int) -> RecordedE
     def text(name: str, otherwise: str) -> str:
         return otherwise if infos is None or infos.link_type(name) is None else infos.text(name)
 
-    space, seed, arrays = form.action_space, info(EPISODE_SEED), dict[str, Any]()
+    space: Any = form.action_space
+    seed, arrays = info(EPISODE_SEED), dict[str, Any]()
     shapes = {"action_masks": (length, _mask_size(space)), "sampled_actions": _shape(space, length)}
     for field, (name, dtype) in INFOS.items():
         found = info(name, shapes.get(field, (length,)))
@@ -372,6 +370,7 @@ def _read_episode(group: Group, form: _Form, index: int, most: int) -> RecordedE
             where = f"{group.where}/infos/{name}"
             arrays[field] = _cast(found, space, where) if dtype is None else found.astype(dtype)
     ends = {name: group.array(name, (length,))[-1] for name in ("terminations", "truncations")}
+    acted = _values(group, "actions", env_space(form.action_space), length, jpeg=form.jpeg)  # of parts: a dict
     return RecordedEpisode(
         policy_id=form.policy_id,
         agent=text(AGENT, SINGLE_AGENT),
@@ -379,7 +378,7 @@ def _read_episode(group: Group, form: _Form, index: int, most: int) -> RecordedE
         env_index=int(info(ENV_INDEX) or 0),
         seed=None if seed is None else int(seed),
         observations=_values(group, "observations", form.observation_space, length + 1, jpeg=form.jpeg),
-        actions=_actions(group, space, length, jpeg=form.jpeg),
+        actions=space.join_parts([*acted.values()], (length,)) if isinstance(acted, dict) else acted,
         rewards=group.array("rewards", (length,)).astype(np.float64, copy=False),
         terminated=bool(ends["terminations"]),
         truncated=bool(ends["truncations"]),
@@ -399,12 +398,6 @@ def _values(group: Group, path: str, space: Space, length: int, *, jpeg: bool) -
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return read[0]
     return dict(zip(flat_space(space).spaces, read, strict=True))
-
-
-def _actions(group: Group, space: Any, length: int, *, jpeg: bool) -> Recorded:
-    """Read the actions of an episode, (T, ...); those of several parts as vectors of the space of their policy."""
-    read = _values(group, "actions", env_space(space), length, jpeg=jpeg)
-    return space.join_parts([*read.values()], (length,)) if isinstance(read, dict) else read
 
 
 def leaves_of(space: Space, path: str = "") -> dict[str, Space]:

@@ -252,13 +252,8 @@ def _form(space: spaces.Space[Any]) -> Any:
 def _require_values(episode: RecordedEpisode, rows: PolicyRows, path: Any) -> None:
     """Refuse values that a network could not take."""
     where = f"policy {rows.policy_id!r}: {path}, episode {episode.episode_id} of {episode.agent}"
-    steps = len(episode.actions)
     seen = episode.observations
     arrays = seen if isinstance(seen, Mapping) else {"observations": seen}
-    sizes = {**{name: len(array) - 1 for name, array in arrays.items()}, "rewards": len(episode.rewards)}
-    for name, size in sizes.items():
-        if size != steps:
-            raise ConfigError(f"{where}: {steps} actions, but {size} {name}; the file is damaged", key="data")
     space, actions = rows.group.action_space, np.asarray(episode.actions)
     for name, array in {**arrays, "rewards": episode.rewards, "actions": actions}.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -61,16 +61,16 @@ class ActionLoss:
         takes_masks: whether the policy needs action masks.
     """
 
-    in_sequences: ClassVar[bool] = False  # whether the policy has memory: then minibatches are whole episodes
+    _networks: ClassVar[Sequence[str]] = ()  # of a policy; the first that it has is trained; none: all of it is
 
     def __init__(self, algorithm: Any, takes_masks: bool) -> None:
         self.algorithm = algorithm
         self.policy = algorithm.policy
         self._takes_masks = takes_masks
-
-    def parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that are trained."""
-        return list(self.policy.parameters())
+        name = next((each for each in self._networks if hasattr(self.policy, each)), "")
+        self.trained: Any = getattr(self.policy, name, self.policy)  # the module that is trained
+        self._target: Any = getattr(self.policy, f"{name}_target", None)  # what follows it
+        self.in_sequences = _remembers(self.policy)  # then minibatches are whole episodes
 
     def losses(self, batch: Minibatch, with_entropy: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
         """Return the (n,) losses of the actions, and the (n,) entropies of the policy.
@@ -80,7 +80,9 @@ class ActionLoss:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Bring the networks that follow the trained ones up to date."""
+        """Bring the network that follows the trained one up to date, if there is one."""
+        if self._target is not None:
+            self._target.load_state_dict(self.trained.state_dict())
 
     def together(self, data: Demonstrations, size: int) -> int:
         """Return how many of what `batch` takes make a minibatch of about so many transitions."""
@@ -107,6 +109,14 @@ class ActionLoss:
             obs_as_tensor(taken(data.seen, data.places[chosen]), device), actions, masks, counted, sequences
         )
 
+    def _memory(self, batch: Minibatch) -> tuple[Any, ...]:
+        """Return hidden and cell state at the start of an episode, and that no row starts one; () without memory."""
+        if not self.in_sequences:
+            return ()
+        states = initial_states(self.algorithm, batch.sequences)
+        device = self.policy.device
+        return tuple(th.as_tensor(each, device=device) for each in states), th.zeros(batch.sequences, device=device)
+
     def mean(self, batch: Minibatch, entropy_coefficient: float = 0.0) -> tuple[th.Tensor, th.Tensor]:
         """Return the mean loss of a minibatch; with what entropy takes off it, and without."""
         losses, entropies = self.losses(batch, with_entropy=entropy_coefficient > 0)
@@ -129,19 +139,8 @@ class _Likelihood(ActionLoss):
 
     def _distribution(self, batch: Minibatch) -> Any:
         masks = {} if batch.masks is None else {"action_masks": batch.masks}
-        return self.policy.get_distribution(batch.observations, **masks)
-
-
-class _LikelihoodWithMemory(_Likelihood):
-    """Policies with LSTMs: the same, over whole episodes from their start."""
-
-    in_sequences = True
-
-    @override
-    def _distribution(self, batch: Minibatch) -> Any:
-        states, starts = _at_start(self.policy, batch.sequences)
-        masks = {} if batch.masks is None else {"action_masks": batch.masks}
-        return self.policy.get_distribution(batch.observations, states, starts, **masks)[0]
+        found = self.policy.get_distribution(batch.observations, *self._memory(batch), **masks)
+        return found[0] if self.in_sequences else found
 
 
 # Tanh reaches its bounds only at infinity: recorded actions at a bound are taken to be this far inside.
@@ -151,9 +150,7 @@ _MARGIN = 1e-3
 class _SquashedLikelihood(_Likelihood):
     """SAC, TQC and CrossQ: the negative log-likelihood of the action, scaled to [-1, 1]."""
 
-    @override
-    def parameters(self) -> list[nn.Parameter]:
-        return list(self.policy.actor.parameters())
+    _networks = ("actor",)
 
     @override
     def losses(self, batch: Minibatch, with_entropy: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
@@ -162,25 +159,24 @@ class _SquashedLikelihood(_Likelihood):
 
     @override
     def _distribution(self, batch: Minibatch) -> Any:
-        actor = self.policy.actor
-        mean, log_std, more = actor.get_action_dist_params(batch.observations)
-        return actor.action_dist.proba_distribution(mean, log_std, **more)
+        mean, log_std, more = self.trained.get_action_dist_params(batch.observations)
+        return self.trained.action_dist.proba_distribution(mean, log_std, **more)
+
+
+class _SquashedWithMemory(_SquashedLikelihood):
+    """RecurrentSAC: as SAC."""
+
+    _distribution = _Likelihood._distribution
 
 
 class _SquaredError(ActionLoss):
     """TD3 and DDPG: the squared error of the action, scaled to [-1, 1], summed over its parts."""
 
-    @override
-    def parameters(self) -> list[nn.Parameter]:
-        return list(self.policy.actor.parameters())
+    _networks = ("actor",)
 
     @override
     def losses(self, batch: Minibatch, with_entropy: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
-        return ((self.policy.actor(batch.observations) - batch.actions) ** 2).sum(dim=1), None
-
-    @override
-    def finish(self) -> None:
-        self.policy.actor_target.load_state_dict(self.policy.actor.state_dict())
+        return ((self.trained(batch.observations) - batch.actions) ** 2).sum(dim=1), None
 
 
 _FORBIDDEN = -1e8  # sb3-contrib's logit of an action that a mask forbids
@@ -189,61 +185,29 @@ _FORBIDDEN = -1e8  # sb3-contrib's logit of an action that a mask forbids
 class _QValues(ActionLoss):
     """DQN and QRDQN: the cross-entropy of the action, with the Q values as logits."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._name = "q_net" if hasattr(self.policy, "q_net") else "quantile_net"
-        self._net = getattr(self.policy, self._name)
-
-    @override
-    def parameters(self) -> list[nn.Parameter]:
-        return list(self._net.parameters())
+    _networks = ("q_net", "quantile_net")
 
     @override
     def losses(self, batch: Minibatch, with_entropy: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
-        values = self._values(batch)
+        values: th.Tensor = self.trained(batch.observations, *self._memory(batch))
         values = values if values.dim() == 2 else values.mean(dim=1)  # of quantiles
         if batch.masks is not None:
             values = values.masked_fill(~th.as_tensor(batch.masks, device=values.device), _FORBIDDEN)
         entropies = -(values.softmax(1) * values.log_softmax(1)).sum(1) if with_entropy else None
         return F.cross_entropy(values, batch.actions, reduction="none"), entropies
 
-    def _values(self, batch: Minibatch) -> th.Tensor:
-        return self._net(batch.observations)  # type: ignore[no-any-return]
 
-    @override
-    def finish(self) -> None:
-        getattr(self.policy, f"{self._name}_target").load_state_dict(self._net.state_dict())
-
-
-class _QValuesWithMemory(_QValues):
-    """RecurrentDQN: the same, over whole episodes from their start."""
-
-    in_sequences = True
-
-    @override
-    def _values(self, batch: Minibatch) -> th.Tensor:
-        states, starts = _at_start(self.policy, batch.sequences)
-        return self._net(batch.observations, states, starts)  # type: ignore[no-any-return]
-
-
-class _SquashedWithMemory(_LikelihoodWithMemory, _SquashedLikelihood):
-    """RecurrentSAC: as SAC, over whole episodes from their start."""
-
-
-def _at_start(policy: Any, rows: int) -> tuple[tuple[th.Tensor, th.Tensor], th.Tensor]:
-    """Return hidden and cell state at the start of an episode, and that no row starts one."""
-    layers, _, size = policy.lstm_hidden_state_shape
-    zeros = th.zeros(layers, rows, size, device=policy.device)
-    return (zeros, zeros), th.zeros(rows, device=policy.device)
+def _remembers(policy: Any) -> bool:
+    return hasattr(policy, "lstm_hidden_state_shape")
 
 
 # What a policy has -> its loss; the first that applies.
 _KINDS: tuple[tuple[Callable[[Any], bool], type[ActionLoss]], ...] = (
-    (lambda policy: hasattr(policy, "lstm_actor"), _LikelihoodWithMemory),
-    (lambda policy: hasattr(policy, "lstm_hidden_state_shape") and hasattr(policy, "critic"), _SquashedWithMemory),
-    (lambda policy: hasattr(policy, "get_distribution"), _Likelihood),
-    (lambda policy: hasattr(policy, "q_net") and hasattr(policy, "lstm_hidden_state_shape"), _QValuesWithMemory),
-    (lambda policy: hasattr(policy, "q_net") or hasattr(policy, "quantile_net"), _QValues),
+    (lambda policy: hasattr(policy, "lstm_actor"), _Likelihood),
+    (lambda policy: _remembers(policy) and hasattr(policy, "critic"), _SquashedWithMemory),
+    (lambda policy: hasattr(policy, "get_distribution") and not _remembers(policy), _Likelihood),
+    (lambda policy: hasattr(policy, "q_net"), _QValues),
+    (lambda policy: hasattr(policy, "quantile_net") and not _remembers(policy), _QValues),
     (lambda policy: hasattr(getattr(policy, "actor", None), "get_action_dist_params"), _SquashedLikelihood),
     (lambda policy: hasattr(policy, "actor_target"), _SquaredError),
 )
@@ -256,7 +220,7 @@ def action_loss(policy_id: PolicyID, algorithm: Any, *, takes_masks: bool = Fals
         ConfigError: the policy cannot learn actions.
     """
     found = next((kind for applies, kind in _KINDS if applies(algorithm.policy)), None)
-    if found is None or (not found.in_sequences and initial_states(algorithm, 1)):
+    if found is None:
         words = f"{type(algorithm.policy).__name__} of {type(algorithm).__name__} cannot be trained on recorded actions"
         accepted = "a policy with get_distribution, with Q values of actions, or with an actor, as SB3's have"
         raise ConfigError(f"policy {policy_id!r}: {words}; accepted: {accepted}", key="algo")

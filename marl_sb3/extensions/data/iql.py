@@ -112,6 +112,7 @@ class IQLPolicy(BasePolicy):
         log_std_init: the first logarithm of the deviation of actions in a Box.
     """
 
+    default_extractor: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
     critic: Any
     critic_target: Any
 
@@ -123,17 +124,18 @@ class IQLPolicy(BasePolicy):
         net_arch: list[int] | dict[str, list[int]] | None = None,
         activation_fn: type[nn.Module] = nn.ReLU,
         log_std_init: float = 0.0,
-        features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
+        features_extractor_class: type[BaseFeaturesExtractor] | None = None,
         features_extractor_kwargs: dict[str, Any] | None = None,
         normalize_images: bool = True,
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
         optimizer_kwargs: dict[str, Any] | None = None,
         n_critics: int = 2,
     ) -> None:
+        extractor = features_extractor_class or self.default_extractor
         seen: dict[str, Any] = {
             "observation_space": observation_space,
             "action_space": action_space,
-            "features_extractor_class": features_extractor_class,
+            "features_extractor_class": extractor,
             "features_extractor_kwargs": features_extractor_kwargs,
             "normalize_images": normalize_images,
         }
@@ -142,7 +144,7 @@ class IQLPolicy(BasePolicy):
             optimizer_class=optimizer_class, optimizer_kwargs=optimizer_kwargs, squash_output=self._is_box, **seen
         )
         if net_arch is None:
-            net_arch = [] if features_extractor_class is NatureCNN else [256, 256]
+            net_arch = [] if extractor is NatureCNN else [256, 256]
         self._own = {
             "net_arch": net_arch,
             "activation_fn": activation_fn,
@@ -220,15 +222,13 @@ class IQLPolicy(BasePolicy):
 class IQLCnnPolicy(IQLPolicy):
     """An `IQLPolicy` for images."""
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **{"features_extractor_class": NatureCNN, **settings})
+    default_extractor = NatureCNN
 
 
 class IQLMultiInputPolicy(IQLPolicy):
     """An `IQLPolicy` for `Dict` observations."""
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **{"features_extractor_class": CombinedExtractor, **settings})
+    default_extractor = CombinedExtractor
 
 
 # --- The algorithm ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from marl_sb3.core.learners.learner import Learner
 from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.off_policy.off_policy import OffPolicyLearner
 from marl_sb3.core.off_policy.replay import TransitionDictReplayBuffer, TransitionReplayBuffer
-from marl_sb3.core.sb3.traits import trait
 from marl_sb3.core.state.fields import Fields, Stateful, scalar
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.cloning import CloningOptions
@@ -23,11 +22,6 @@ from marl_sb3.extensions.data.recorded_data import fill
 
 if TYPE_CHECKING:
     from marl_sb3.extensions.data.dataset import RecordedEpisode
-
-
-def learns_offline(algorithm: Any) -> bool:
-    """Whether an algorithm learns from recorded episodes by its own losses, instead of being cloned."""
-    return bool(trait(algorithm, "learns_offline"))
 
 
 class OfflineTraining(Stateful):

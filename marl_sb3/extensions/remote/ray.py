@@ -15,22 +15,7 @@ from marl_sb3.core.config.values import Named, PositiveFloat, PositiveInt, requi
 from marl_sb3.errors import ConfigError
 from marl_sb3.files.plain_yaml import read_yaml
 
-
-@dataclass(frozen=True)
-class RunnerSettings:
-    """How the shards of a training are rolled out by processes of this machine.
-
-    Raises:
-        ConfigError: a value is not accepted.
-    """
-
-    runners: PositiveInt  # number of runners, each a process
-    start_timeout_s: PositiveFloat = 180.0  # seconds that the runners may take to start
-    # seconds that a runner may take for a round before it is killed and replaced
-    round_timeout_s: PositiveFloat = 3600.0
-
-    def __post_init__(self) -> None:
-        _require_all(self, "")
+ROUND_TIMEOUT_S = 3600.0  # of `RaySettings.round_timeout_s`, and of runners of this machine
 
 
 @dataclass(frozen=True)
@@ -51,18 +36,14 @@ class RaySettings:
     runtime_env: Named | None = None  # Ray's `runtime_env` of the runners: what their envs need. None: nothing.
     start_timeout_s: PositiveFloat = 180.0  # seconds that the runners may take to start
     # seconds that a runner may take for a round before it is killed and replaced
-    round_timeout_s: PositiveFloat = 3600.0
+    round_timeout_s: PositiveFloat = ROUND_TIMEOUT_S
 
     def __post_init__(self) -> None:
-        _require_all(self, "ray: ")
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
+            require(f"ray: {name}", getattr(self, name), kind)
 
 
-def _require_all(settings: RunnerSettings | RaySettings, where: str) -> None:
-    for name, kind in get_type_hints(type(settings), include_extras=True).items():
-        require(f"{where}{name}", getattr(settings, name), kind)
-
-
-AnyRunners = RunnerSettings | RaySettings
+AnyRunners = RaySettings | int  # on Ray, or by so many processes of this machine
 
 
 def either(ray: RaySettings | None, runners: int | None) -> AnyRunners | None:
@@ -81,7 +62,7 @@ def either(ray: RaySettings | None, runners: int | None) -> AnyRunners | None:
         raise ConfigError(
             "runners and ray are both given; accepted: one of them, or RaySettings(..., runners=N)", "ray"
         )
-    return RunnerSettings(runners)
+    return require("runners", runners, PositiveInt)  # type: ignore[no-any-return]
 
 
 def read_runtime_env(path: str | Path) -> Mapping[str, Any]:

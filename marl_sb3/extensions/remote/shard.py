@@ -322,9 +322,7 @@ class ShardHost:
                 key="n_shards",
             ) from error
 
-    def versions(self) -> dict[str, str]:
-        """Return the versions of this process."""
-        return versions()
+    versions = staticmethod(versions)  # those of this process
 
     def close(self) -> None:
         """Close all shards."""

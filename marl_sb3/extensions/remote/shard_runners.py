@@ -18,6 +18,7 @@ from marl_sb3.errors import ConfigError, RunnersLostError
 from marl_sb3.extensions.remote.processes.messages import Failed
 from marl_sb3.extensions.remote.processes.pool import Lost, ProcessPool, differing
 from marl_sb3.extensions.remote.processes.worker import RestartBudget
+from marl_sb3.extensions.remote.ray import ROUND_TIMEOUT_S
 from marl_sb3.extensions.remote.shard import Inexact, RoundOrder, SavedShard, ShardPlan, ShardRollout
 
 _log = logging.getLogger(__name__)
@@ -45,6 +46,9 @@ class ShardRunners:
         start_timeout_s: seconds that the start may take; later, seconds to wait for a process if none is left.
         round_timeout_s: seconds after which a process that does not answer is killed and replaced.
         poll_s: longest time between two looks at the processes, and between tries to start one if none is left.
+
+    Attributes:
+        saved: the state of each shard after the latest round.
     """
 
     def __init__(
@@ -52,7 +56,7 @@ class ShardRunners:
         make_pool: Callable[[], ProcessPool],
         number: int = 1,
         start_timeout_s: float = 180.0,
-        round_timeout_s: float = 3600.0,
+        round_timeout_s: float = ROUND_TIMEOUT_S,
         poll_s: float = 1.0,
     ) -> None:
         self._make_pool, self._number = make_pool, number
@@ -62,7 +66,7 @@ class ShardRunners:
         self._processes: dict[int, _Process] = {}
         self._starts = RestartBudget(_MAX_FAILED_STARTS)
         self._joined = 0  # processes that have become ready
-        self._saved: dict[int, SavedShard] = {}
+        self.saved: dict[int, SavedShard] = {}
 
     @property
     def health(self) -> Health | None:
@@ -84,7 +88,7 @@ class ShardRunners:
         """
         for process in self._processes.values():
             process.shards -= set(saved)
-        self._saved.update(saved)
+        self.saved.update(saved)
         inexact, _ = self._work(None, list(saved))
         return inexact
 
@@ -95,13 +99,9 @@ class ShardRunners:
             EnvError: an env broke the `ParallelEnv` contract.
             RunnersLostError: no process is left, or one shard has ended several of them.
         """
-        inexact, rollouts = self._work("roll_out", list(self._saved), self._pool.share(order))
+        inexact, rollouts = self._work("roll_out", list(self.saved), self._pool.share(order))
         self._keep({shard: rollout.state for shard, rollout in rollouts.items()}, inexact)
-        return [rollouts[shard] for shard in self._saved]
-
-    def saved(self) -> list[SavedShard]:
-        """Return the states of all shards after the latest round."""
-        return list(self._saved.values())
+        return [rollouts[shard] for shard in self.saved]
 
     def ask(self, shard: int, method: str, *arguments: Any) -> Any:
         """See `ShardedRunner.ask`."""
@@ -112,7 +112,7 @@ class ShardRunners:
 
     def _keep(self, states: Mapping[int, SavedShard], inexact: Mapping[int, Inexact]) -> None:
         """Keep new states, and log what was lost with processes on the way to them."""
-        self._saved.update(states)
+        self.saved.update(states)
         for shard, reasons in inexact.items():
             for index, why in reasons.items():
                 _log.warning("inexact: a new episode begins in env %d of shard %d: %s", index, shard, why)
@@ -169,7 +169,7 @@ class ShardRunners:
         if len(self._processes) < self._number:  # several starts have failed: another one is tried
             self._begin()
         holders = {shard: number for number, process in self._processes.items() for shard in process.shards}
-        shares = balanced(list(self._saved), self._wait_for_any(), holders)
+        shares = balanced(list(self.saved), self._wait_for_any(), holders)
         for number, share in shares.items():
             self._processes[number].shards.intersection_update(share)
         return {number: wanted for number, share in shares.items() if (wanted := [s for s in share if s in shards])}
@@ -178,7 +178,7 @@ class ShardRunners:
         """Ask a process that owes no answer; shards that it has not had come with it."""
         process = self._processes[number]
         process.doing, process.asked_s = wanted, time.monotonic()
-        states = {shard: self._saved[shard] for shard in wanted if shard not in process.shards}
+        states = {shard: self.saved[shard] for shard in wanted if shard not in process.shards}
         kept = sorted(process.shards.union(wanted))
         self._pool.send(number, "work", kept, states, method, wanted, *arguments)
 

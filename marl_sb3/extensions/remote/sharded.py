@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -24,7 +24,7 @@ from marl_sb3.core.vec_env.seeding import shard_seed
 from marl_sb3.errors import ConfigError, RunnersLostError, described
 from marl_sb3.extensions.remote.processes.messages import by_value
 from marl_sb3.extensions.remote.processes.pool import InProcessPool, LocalPool, ProcessPool
-from marl_sb3.extensions.remote.ray import AnyRunners, RaySettings
+from marl_sb3.extensions.remote.ray import ROUND_TIMEOUT_S, AnyRunners, RaySettings
 from marl_sb3.extensions.remote.shard import (
     RecordedSteps,
     RoundOrder,
@@ -68,7 +68,7 @@ class ShardedRunner(Runner):
     ) -> None:
         self.tracker = tracker
         self._candidates, self._assignment = mapping.candidates, mapping.assignment
-        self._make_plan = plan
+        self._plan = cache(plan)
         self._runners = runners
         self._sources = sources
         self._progress_after = progress_after
@@ -81,13 +81,9 @@ class ShardedRunner(Runner):
     def health(self) -> Health | None:
         return self._runners.health
 
-    @cached_property
-    def _plan(self) -> ShardPlan:
-        return self._make_plan()
-
     @override
     def start(self) -> None:
-        self._runners.start(self._plan)
+        self._runners.start(self._plan())
 
     # --- Rounds ------------------------------------------------------------------------------------------------------
 
@@ -129,7 +125,7 @@ class ShardedRunner(Runner):
             self._new_episodes,
             {policy_id: source.order() for policy_id, source in self._sources.items()},
             int(np.random.randint(2**31)),  # noqa: NPY002 - from the training's own stream, which a checkpoint holds
-            [self._progress_after(self._plan.envs.n_envs * step) for step in range(env_steps + 1)],
+            [self._progress_after(self._plan().envs.n_envs * step) for step in range(env_steps + 1)],
             self._experience_hook,
             None if self._assignment is None else self._assignment.get_state(),
         )
@@ -145,7 +141,7 @@ class ShardedRunner(Runner):
 
     def _pass_on(self, rollouts: list[ShardRollout], steps: RecordedSteps, listener: StepListener) -> bool:
         """Give steps and episodes to the listener; returns False if it stopped the rollout."""
-        size = self._plan.envs.shard_size
+        size = self._plan().envs.shard_size
         for number in range(len(steps)):
             finished = [
                 replace(episode, env_index=shard * size + episode.env_index)
@@ -196,14 +192,14 @@ class ShardedRunner(Runner):
 
     def get_state(self) -> State:
         """See `Part.get_state`: the states of all shards, or the reason why these are left out."""
-        states = None if self._new_episodes else [saved.state for saved in self._runners.saved()]
+        states = None if self._new_episodes else [saved.state for saved in self._runners.saved.values()]
         shards, why = self.episodes_to_save(states)
-        state = {"n_shards": self._plan.envs.n_shards, "shards": shards, "left_out": why}
+        state = {"n_shards": self._plan().envs.n_shards, "shards": shards, "left_out": why}
         return state if self._assignment is None else {**state, "assignment": self._assignment.get_state()}
 
     @override
     def read_state(self, saved: StateReader) -> Callable[[], dict[int, str]]:
-        envs = self._plan.envs
+        envs = self._plan().envs
         if saved.num_envs == envs.n_envs:
             if "n_shards" not in saved:
                 raise saved.error("n_shards", None, f"{envs.n_shards}: the envs of the checkpoint were not in shards")
@@ -230,12 +226,12 @@ class ShardedRunner(Runner):
             return {}
         self.start()
         lost = self._runners.restore({shard: SavedShard(state) for shard, state in enumerate(states)})
-        size = self._plan.envs.shard_size
+        size = self._plan().envs.shard_size
         return {shard * size + index: why for shard, inexact in lost.items() for index, why in inexact.items()}
 
     def restart_lost(self, lost: Mapping[int, str], seed: int | None) -> None:
         """See `Runner.restart_lost`; a shard of which no env was restored gets another seed."""
-        envs = self._plan.envs
+        envs = self._plan().envs
         gone = [shard for shard in range(envs.n_shards) if all(index in lost for index in envs.envs_of(shard))]
         if gone and seed is not None:
             self.start()
@@ -271,7 +267,7 @@ class InShards:
         sources = {policy_id: learner.experience for policy_id, learner in setup.learners.items()}
         runners = shard_runners(envs.runners, envs.plan.n_shards)
         runner = ShardedRunner(plan, runners, sources, tracker, progress_after, setup.mapping)
-        envs.attach(runner.ask, runner.close)
+        envs.shards = runner
         return runner
 
 
@@ -287,15 +283,19 @@ def shard_runners(settings: AnyRunners | None, n_shards: int) -> ShardRunners:
     """
     if settings is None:
         return ShardRunners(partial(InProcessPool, ShardHost))
-    number = settings.runners or min(n_shards, available_cores())
+    if isinstance(settings, RaySettings):
+        number = settings.runners or min(n_shards, available_cores())
 
-    def make_pool() -> ProcessPool:
-        if isinstance(settings, RaySettings):
+        def on_ray() -> ProcessPool:
             from marl_sb3.extensions.remote.processes.ray import Connection, RayPool
 
             return RayPool(Connection(settings, number), host_in_a_process_of_its_own)
-        modules = f"numba,{ShardHost.__module__}"  # most policies act by kernels
-        require_fork("n_runners", settings.runners, "0")
-        return LocalPool(host_in_a_process_of_its_own, modules, "runner", settings.round_timeout_s)
 
-    return ShardRunners(make_pool, number, settings.start_timeout_s, settings.round_timeout_s)
+        return ShardRunners(on_ray, number, settings.start_timeout_s, settings.round_timeout_s)
+
+    def here() -> ProcessPool:
+        modules = f"numba,{ShardHost.__module__}"  # most policies act by kernels
+        require_fork("n_runners", settings, "0")
+        return LocalPool(host_in_a_process_of_its_own, modules, "runner", ROUND_TIMEOUT_S)
+
+    return ShardRunners(here, settings, round_timeout_s=ROUND_TIMEOUT_S)

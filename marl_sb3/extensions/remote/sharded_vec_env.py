@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from typing_extensions import override
 
@@ -17,6 +17,9 @@ from marl_sb3.core.vec_env.make import make_vec_env
 from marl_sb3.core.vec_env.seeding import fresh_seed, shard_seed
 from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.extensions.remote.ray import AnyRunners, RaySettings, either
+
+if TYPE_CHECKING:
+    from marl_sb3.extensions.remote.sharded import ShardedRunner
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class ShardedVecEnv(MultiAgentVecEnv):
     Attributes:
         plan: with the seed of `seed()`, if that was called.
         runners: which processes roll out the shards; None: this one.
+        shards: the runner of the training, which calls go to; None: there is none yet.
 
     Raises:
         ConfigError: an argument is wrong, or a factory cannot be given to other processes.
@@ -113,22 +117,13 @@ class ShardedVecEnv(MultiAgentVecEnv):
         self.num_envs = plan.n_envs
         self.agents, self.groups = probe.agents, probe.groups
         self.metadata, self.render_mode = probe.metadata, probe.render_mode
-        self._ask: Callable[..., Any] | None = None
-        self._close_shards: Callable[[], None] = lambda: None
+        self.shards: ShardedRunner | None = None
         self._example: MultiAgentVecEnv | None = None  # an env in this process, which is never stepped
-
-    def attach(self, ask: Callable[..., Any], close: Callable[[], None]) -> None:
-        """Let calls go to the shards.
-
-        Args:
-            ask: does `call` or `configure` with some envs of a shard, see `ShardedRunner.ask`.
-            close: closes the envs of all shards.
-        """
-        self._ask, self._close_shards = ask, close
 
     @override
     def close(self) -> None:
-        self._close_shards()
+        if self.shards is not None:
+            self.shards.close()
         if self._example is not None:
             self._example.close()
             self._example = None
@@ -159,9 +154,9 @@ class ShardedVecEnv(MultiAgentVecEnv):
             yield shard, places, [env_indices[place] % size for place in places]
 
     def _asked(self, shard: int, method: str, *arguments: Any) -> Any:
-        if self._ask is None:
+        if self.shards is None:
             raise VecEnvOrderError("the shards are not there yet; make a MultiAgentAlgorithm of these envs first")
-        return self._ask(shard, method, *arguments)
+        return self.shards.ask(shard, method, *arguments)
 
     _reset = _refused("reset()")
     _send = _recv = _refused("step()")
@@ -179,7 +174,7 @@ def make_sharded_vec_env(
     seed: int | None = None,
     vectorizer: str = "auto",
     ray: RaySettings | None = None,
-    runners: AnyRunners | int | None = None,
+    runners: AnyRunners | None = None,
     **env_kwargs: Any,
 ) -> ShardedVecEnv:
     """Make envs for a `MultiAgentAlgorithm` that are stepped in shards.
@@ -194,8 +189,7 @@ def make_sharded_vec_env(
         seed: run seed, from which the seeds of all episodes are derived; None draws one.
         vectorizer: see `make_vec_env`.
         ray: how the shards are rolled out on Ray; None: not on Ray.
-        runners: number of processes of this machine that roll out the shards, or their settings; None: this process
-            does.
+        runners: number of processes of this machine that roll out the shards; or how Ray does. None: this process does.
         env_kwargs: see `make_vec_env`.
 
     Raises:
@@ -203,5 +197,5 @@ def make_sharded_vec_env(
     """
     n_envs, n_shards = require("n_envs", n_envs, NumberOfEnvs), require("n_shards", n_shards, PositiveInt)
     seed = fresh_seed() if seed is None else require("seed", seed, Count)
-    chosen = runners if isinstance(runners, AnyRunners) else either(ray, runners)
+    chosen = runners if isinstance(runners, RaySettings) else either(ray, runners)
     return ShardedVecEnv(EnvPlan(env, n_envs, n_shards, seed, vectorizer, env_kwargs), chosen)

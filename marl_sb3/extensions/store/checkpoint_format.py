@@ -52,9 +52,7 @@ _ANY_FORMAT = "marl_sb3 checkpoint "
 
 MANIFEST, _STATE, _ARRAYS = "manifest.json", "state.json", "arrays"
 
-_PATTERN = rf"(?:{'|'.join((*KINDS, *OPTIONAL_KINDS))})-[0-9]{{3,6}}"  # matches their names without suffix
-
-_TENSOR_FILE = re.compile(rf"({_ARRAYS}|{_PATTERN})\.safetensors")
+_TENSOR_FILE = re.compile(rf"({_ARRAYS}|({'|'.join((*KINDS, *OPTIONAL_KINDS))})-[0-9]{{3,6}})\.safetensors")
 _ARRAY_KEY = "$array"
 
 _MAX_JSON_BYTES = 2**28  # a tree takes many times as much memory; files of tensors may be as large as the memory

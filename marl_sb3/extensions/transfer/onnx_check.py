@@ -48,7 +48,6 @@ def largest_difference(
     model: bytes,
     algorithm: BaseAlgorithm,
     observation_space: spaces.Space[Any],
-    seed: int = 0,
     processing: GraphProcessing = UNPROCESSED,
 ) -> float:
     """Compare an ONNX model, run by onnxruntime, with SB3's `predict`, and with SB3's values and distribution.
@@ -57,7 +56,6 @@ def largest_difference(
         model: the content of the file.
         algorithm: the algorithm of the exported policy.
         observation_space: of what the model takes.
-        seed: seed of the observations.
         processing: what the model does around the policy.
 
     Returns:
@@ -71,8 +69,8 @@ def largest_difference(
     """
     session = open_session(model)
     names = [output.name for output in session.get_outputs()]
-    space, rng = _checked_space(observation_space), np.random.default_rng(seed)
-    space.seed(seed)
+    space, rng = _checked_space(observation_space), np.random.default_rng(0)
+    space.seed(0)
     largest = 0.0
     if algorithm.policy.device.type != "cpu":  # other devices may compute with less precision
         policy, algorithm = copy_on_cpu(algorithm), copy(algorithm)

@@ -258,9 +258,6 @@ WRONG = {
     "an action is not in Discrete": lambda group: [
         episode(np.zeros((2, *group.observation_space.shape)), [99], agent="a")
     ],
-    "1 actions, but 2 observations; the file is damaged": lambda group: [
-        episode(np.zeros((3, *group.observation_space.shape)), [0], agent="a")
-    ],
 }
 
 

@@ -16,7 +16,7 @@ from waiting import is_running, wait_for
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, RaySettings, make_sharded_vec_env
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.remote.ray import RunnerSettings
+from marl_sb3.extensions.remote import sharded
 from marl_sb3.train import main
 
 
@@ -68,9 +68,12 @@ def test_envs_that_share_their_spaces_leave_the_draws_of_the_training_as_they_ar
     [(signal.SIGKILL, 2, 60.0), (signal.SIGSTOP, 1, 2.0)],
     ids=["killed", "stopped"],
 )
-def test_a_runner_that_ends_or_hangs_is_replaced_and_changes_nothing(number: int, times: int, timeout_s: float) -> None:
+def test_a_runner_that_ends_or_hangs_is_replaced_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, number: int, times: int, timeout_s: float
+) -> None:
     disturbs = Disturbs(number, times)
-    assert trained(made(runners=RunnerSettings(2, round_timeout_s=timeout_s)), disturbs) == undisturbed()
+    monkeypatch.setattr(sharded, "ROUND_TIMEOUT_S", timeout_s)
+    assert trained(made(runners=2), disturbs) == undisturbed()
     assert disturbs.iterations == 4
 
 

@@ -158,7 +158,7 @@ def anonymous_file(name: str) -> int:
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 _PROGRESS, _ENV, _CALL = range(3)  # the numbers of a heartbeat, each of 64 bits
-_IN_CALL, _AT_REST = 1, 2
+IN_CALL, AT_REST = 1, 2
 _TEXT = slice(64, 320)  # of its text, in bytes
 
 
@@ -184,14 +184,9 @@ class Heartbeat:
         return f"env {self._numbers[_ENV] - 1}" if self._numbers[_ENV] else ""
 
     @property
-    def in_call(self) -> bool:
-        """Whether the worker is in a call that it has noted."""
-        return self._numbers[_CALL] == _IN_CALL
-
-    @property
-    def rests(self) -> bool:
-        """Whether the present work has no time limit."""
-        return self._numbers[_CALL] == _AT_REST
+    def call(self) -> int:
+        """`IN_CALL` if the worker is in a call that it has noted, `AT_REST` if the present work has no time limit."""
+        return self._numbers[_CALL]
 
     @property
     def text(self) -> str:
@@ -209,12 +204,12 @@ class Heartbeat:
     def enter(self, text: str) -> None:
         """Note the call that begins now, in words; it has a time limit of its own."""
         self._memory[_TEXT] = text.encode(errors="replace")[:256].ljust(256, b"\0")
-        self._numbers[_CALL] = _IN_CALL
+        self._numbers[_CALL] = IN_CALL
         self._numbers[_PROGRESS] += 1
 
     def rest(self) -> None:
         """Note that the work from now on has no time limit."""
-        self._numbers[_CALL] = _AT_REST
+        self._numbers[_CALL] = AT_REST
 
 
 def status_file() -> int:

@@ -136,8 +136,7 @@ class Connection:
                 raise KeyboardInterrupt from error
             if isinstance(error, ConfigError) or not isinstance(error, (Exception, SystemExit)):
                 raise
-            words = f"ray: cannot connect to {settings.address!r}: {_first_line(error)}"
-            raise ConfigError(words, key="ray.address") from error
+            raise _refused(f"ray: cannot connect to {settings.address!r}: {_first_line(error)}") from error
 
     def _connect(self, settings: RaySettings, processes: int) -> None:
         # The whole connection gets the runtime_env: Ray uploads its local folders for a connection alone.
@@ -304,8 +303,6 @@ class RayPool(ProcessPool):
 
 def _words(error: BaseException) -> str:
     """Return what an exception of Ray says, on one line and without the stacks of its inner workings."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    first = lines[0] if lines else type(error).__name__
-    last = lines[-1] if len(lines) > 1 and ": " in lines[-1] else ""
-    last, *_ = re.split(r" (?:Worker exit type|Node Id):", last)
-    return " ".join(f"{type(error).__name__}: {first} {last}".split())[:400]
+    *_, last = ["", *str(error).strip().splitlines()[1:]]
+    last, *_ = re.split(r" (?:Worker exit type|Node Id):", last if ": " in last else "")
+    return " ".join(f"{type(error).__name__}: {_first_line(error)} {last}".split())[:400]

@@ -14,6 +14,8 @@ from contextlib import suppress
 from typing import Any
 
 from marl_sb3.extensions.remote.processes.channel import (
+    AT_REST,
+    IN_CALL,
     PAGE,
     Channel,
     ChannelClosedError,
@@ -221,9 +223,9 @@ class Worker:
         The looks are counted, and not the time: while the whole machine was asleep, the worker was, too.
         """
         self._waited_s += self._look_s
-        if self.heartbeat.progress != self._progress or self.heartbeat.rests:
+        if self.heartbeat.progress != self._progress or self.heartbeat.call == AT_REST:
             self._progress, self._waited_s = self.heartbeat.progress, 0.0
-        patience_s = self._timeout_s if self.heartbeat.in_call else self._patience_s
+        patience_s = self._timeout_s if self.heartbeat.call == IN_CALL else self._patience_s
         if self._waited_s >= patience_s:
             raise self._hung(f"within {patience_s:g} s (worker_timeout_s)")
 

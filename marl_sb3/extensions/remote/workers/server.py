@@ -329,7 +329,11 @@ class EnvServer:
             Row -> reason, for envs that could not be brought back; they have begun new episodes.
         """
         if state is not None:
-            self._bring_back(state)
+            try:
+                self._envs.lost.update(self._envs.set_worker_state(state))
+            except CheckpointError as error:  # an env's own set_state refused what its get_state had returned
+                self._lose_all(str(error))
+                self._envs.reset()
         if shown is not None and shown.masked:
             self._envs.settle_masks(shown.masked)
         for name, arguments in events:
@@ -344,14 +348,6 @@ class EnvServer:
         if self._envs.lost:
             self._envs.begin_anew(None if shown is None else shown.episodes)
         return self._envs.lost
-
-    def _bring_back(self, state: WorkerState) -> None:
-        envs = self._envs
-        try:
-            envs.lost.update(envs.set_worker_state(state))
-        except CheckpointError as error:  # an env's own set_state refused what its get_state had returned
-            self._lose_all(str(error))
-            envs.reset()
 
     def _repeat(self, actions: Sequence[Array]) -> None:
         """Take a step of the past again."""

@@ -288,11 +288,10 @@ class Journal:
     Args:
         specs: of the workers.
         layout: the places of the agents in the arrays.
-        most_steps: after how many steps it is time for new states.
     """
 
-    def __init__(self, specs: Sequence[WorkerSpec], layout: AgentLayout, most_steps: int = MOST_STEPS) -> None:
-        self._specs, self._layout, self._most_steps = specs, layout, most_steps
+    def __init__(self, specs: Sequence[WorkerSpec], layout: AgentLayout) -> None:
+        self._specs, self._layout = specs, layout
         self.masked: dict[int, bool] = {}  # group -> whether it has masks, for the groups of which this is known
         self._latest: VecStep | None = None
         self._seen: list[Observations] | None = None  # by all agents in play; None: all of them are shown `_latest`
@@ -314,7 +313,7 @@ class Journal:
     @property
     def is_full(self) -> bool:
         """Whether it is time for new states."""
-        return self._steps >= self._most_steps
+        return self._steps >= MOST_STEPS
 
     def add_step(self, actions: Sequence[Array], step: VecStep) -> None:
         """Note a step.

@@ -25,7 +25,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.remote.processes.messages import pass_on
 from marl_sb3.extensions.remote.workers.spec import WorkerSpec, WorkerState
 from marl_sb3.extensions.remote.workers.steps import NO_EXTRAS, Extras, SharedArrays, joined_extras, joined_infos
-from marl_sb3.extensions.remote.workers.supervisor import MOST_STEPS, Journal, Supervisor
+from marl_sb3.extensions.remote.workers.supervisor import Journal, Supervisor
 from marl_sb3.systems import require_fork
 from marl_sb3.types import Array
 
@@ -41,7 +41,6 @@ class WorkersVecEnv(MultiAgentVecEnv):
 
     Args:
         request: as a `Vectorizer` gets it; the workers have the vectorizers `batched` and `sync`.
-        most_steps: after how many steps the workers are asked for the states of their envs.
 
     Raises:
         ConfigError: there are more workers than envs, the vectorizer is another one, the factory cannot be sent to
@@ -49,7 +48,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
         WorkerError: a worker was lost too often while it made its envs.
     """
 
-    def __init__(self, request: VecEnvRequest, most_steps: int = MOST_STEPS) -> None:
+    def __init__(self, request: VecEnvRequest) -> None:
         name, num_envs = request.vectorizer, request.n_envs
         if name not in ("auto", "batched", "sync"):
             words = f"vectorizer is {name!r}, which has no workers; accepted with n_workers: auto, batched or sync"
@@ -63,14 +62,13 @@ class WorkersVecEnv(MultiAgentVecEnv):
         self._specs = WorkerSpec(*envs, kinds=ENV_KINDS.added()).divided(request.n_workers)
         self._supervisor = Supervisor(self._specs, request.worker_timeout_s, request.max_worker_restarts)
         self._free = finalize(self, self._supervisor.close)  # also if nobody closes the vec env
-        self._closed = False
         try:
-            self._set_up(num_envs, most_steps)
+            self._set_up(num_envs)
         except BaseException:
             self.close()
             raise
 
-    def _set_up(self, num_envs: int, most_steps: int) -> None:
+    def _set_up(self, num_envs: int) -> None:
         layouts = [AgentLayout(agents, groups) for agents, groups, *_ in self._supervisor.facts]
         for spec, others in zip(self._specs, layouts, strict=True):
             require_same_agents(others, spec.first_index, layouts[0])
@@ -81,7 +79,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
         arguments = (self._supervisor.memory, self.groups, num_envs)
         SharedArrays.reserve(*arguments)
         self._arrays = SharedArrays(*arguments)
-        self._journal = self._supervisor.journal = Journal(self._specs, self._layout, most_steps)
+        self._journal = self._supervisor.journal = Journal(self._specs, self._layout)
         stacks.add_source(self._supervisor.stacks)
 
     @property
@@ -253,8 +251,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
 
     @override
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if self._free.alive:
             try:
                 self._supervisor.close_envs()
             finally:

@@ -17,6 +17,7 @@ from marl_sb3.core.metrics.episodes import EpisodeTracker
 from marl_sb3.core.vec_env.interface import VecEnvRequest
 from marl_sb3.envs.gymnasium_wrappers import named_wrappers, wrapping_factory
 from marl_sb3.errors import WorkerError
+from marl_sb3.extensions.remote.workers import supervisor
 from marl_sb3.extensions.remote.workers.vec_env import WorkersVecEnv
 
 
@@ -27,11 +28,14 @@ from marl_sb3.extensions.remote.workers.vec_env import WorkersVecEnv
         ("arena", "batched", signal.SIGKILL),
     ],
 )
-def test_the_rollout_goes_on_as_if_nothing_had_happened(env: Any, vectorizer: str, number: int) -> None:
+def test_the_rollout_goes_on_as_if_nothing_had_happened(
+    env: Any, vectorizer: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "MOST_STEPS", 7)
     timeout_s = 60 if number == signal.SIGKILL else 0.3
     request = VecEnvRequest(env_factory(env), 4, 5, {}, vectorizer, 2, timeout_s, 99)
     here = workers_of(env, n_workers=0, vectorizer=vectorizer)
-    with closing(WorkersVecEnv(request, most_steps=7)) as vec, here as other:
+    with closing(WorkersVecEnv(request)) as vec, here as other:
         vec.reset()
         if env == "arena":
             for each in (vec, other):
