@@ -45,9 +45,6 @@ class Stacks:
         frames: Array = self._buffer.frames.take(slots.reshape(-1), axis=0)
         return frames.reshape(*slots.shape[:-1], *self._buffer.obs_shape)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return self[:].astype(dtype or np.uint8, copy=False)
-
 
 class HoldsFramesOnce(TransitionBuffer):
     """Mixin for a replay buffer of images that are stacked along their channels, which are first.
@@ -63,6 +60,8 @@ class HoldsFramesOnce(TransitionBuffer):
         frames: (slots, channels, height, width) uint8; there are more slots when needed.
         stacks: (lines, rows, 2, frames) int32; the slots of what was seen before and after a transition.
     """
+
+    names = ("stacks", *TransitionBuffer.names[2:])
 
     def __init__(self, size: int, space: spaces.Box, *arguments: Any, frames: int, **settings: Any) -> None:
         no_image = spaces.Box(0, 255, (1,), np.uint8)  # SB3 makes arrays of stacks
@@ -130,13 +129,10 @@ class HoldsFramesOnce(TransitionBuffer):
         self._free, self._next_free = np.flatnonzero(~is_held), 0
         places = self.buffer_size * self.n_envs
         if len(self._free) < max(number, places // 128):
-            self._add_slots(len(self.frames) + max(number, places // 16))
-
-    def _add_slots(self, number: int) -> None:
-        before = self.frames
-        self.frames = np.zeros((number, *before.shape[1:]), np.uint8)
-        self.frames[: len(before)] = before
-        self._free = np.concatenate([self._free, np.arange(len(before), number)])
+            before = self.frames
+            self.frames = np.zeros((len(before) + max(number, places // 16), *before.shape[1:]), np.uint8)
+            self.frames[: len(before)] = before
+            self._free = np.concatenate([self._free, np.arange(len(before), len(self.frames))])
 
     # --- Drawing -----------------------------------------------------------------------------------------------------
 
@@ -182,11 +178,11 @@ class HoldsFramesOnce(TransitionBuffer):
             return self._converted(file)
         number = file.forms["frames"].shape[0]
         if number > len(self.frames):
-            self._add_slots(number)
+            self.frames = np.zeros((number, *self.frames.shape[1:]), np.uint8)
         for begin, piece in file.pieces("frames"):
             self.frames[begin : begin + len(piece)] = piece
         self.frames[_BLACK] = 0
-        self._next_free = len(self._free)  # which of them are free is looked up when the next frame is added
+        self._free = self._free[:0]  # they are looked up when the next frame is added
         return file.pieces(name)
 
     def _converted(self, file: TensorFile) -> Iterator[tuple[int, Array]]:
@@ -200,19 +196,12 @@ class HoldsFramesOnce(TransitionBuffer):
         self._latest = np.full((self.n_envs, self._latest.shape[1]), _BLACK)
 
 
-_NAMES = ("stacks", *TransitionBuffer.names[2:])
-
-
 class FrameReplayBuffer(HoldsFramesOnce, TransitionReplayBuffer):
     """`TransitionReplayBuffer` that holds each frame once."""
-
-    names = _NAMES
 
 
 class NStepFrameBuffer(HoldsFramesOnce, NStepBuffer):
     """`NStepBuffer` that holds each frame once."""
-
-    names = _NAMES
 
 
 # For `AlgorithmTraits.replay_buffers`: these buffers in place of those of stacks.
