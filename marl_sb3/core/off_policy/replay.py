@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -150,10 +150,18 @@ class TransitionBuffer(Stateful, _Base):
         def commit() -> None:
             self.set_fields(values)
             for name, own in self.arrays().items():
-                for begin, piece in file.pieces(name):
+                for begin, piece in self.pieces(file, name):
                     own[begin : begin + len(piece)] = piece
 
         return commit
+
+    def pieces(self, file: TensorFile, name: str) -> Iterator[tuple[int, Array]]:
+        """See `TensorFile.pieces`; a buffer may hold a column in another form than the file."""
+        return file.pieces(name)
+
+    def forms(self, file: TensorFile, lines: int, rows: int) -> dict[str, Form]:
+        """Return the forms that the tensors of this file must have; see `require_columns`."""
+        return {name: Form(own.dtype, (lines, rows, *own.shape[2:])) for name, own in self.arrays().items()}
 
     def require_columns(self, file: TensorFile, lines: int, rows: int) -> None:
         """Refuse tensors that are not those of such a buffer, without reading whole tensors into memory.
@@ -166,9 +174,8 @@ class TransitionBuffer(Stateful, _Base):
         Raises:
             CheckpointError: they are not.
         """
-        arrays = self.arrays()
-        file.require({name: Form(own.dtype, (lines, rows, *own.shape[2:])) for name, own in arrays.items()})
-        for name in arrays:
+        file.require(self.forms(file, lines, rows))
+        for name in self.arrays():
             column, _, key = name.partition("/")
             if column in ("observations", "next_observations", "actions"):
                 space: Any = self.action_space if column == "actions" else self.observation_space
@@ -268,13 +275,13 @@ def read_resized(
     dropped = max(held - capacity, 0)
 
     def commit() -> None:
+        buffer.reset()
         for name, own in buffer.arrays().items():
             flat = own.reshape(capacity, *own.shape[2:])
-            for begin, piece in file.pieces(name):
+            for begin, piece in buffer.pieces(file, name):
                 numbers = (begin * rows + np.arange(len(piece) * rows) - oldest) % (lines * rows) - dropped
                 kept = (numbers >= 0) & (numbers < held - dropped)
                 flat[numbers[kept]] = piece.reshape(len(numbers), *own.shape[2:])[kept]
-        buffer.reset()
         buffer.fill(held - dropped)
 
     return commit

@@ -43,7 +43,8 @@ class AlgorithmTraits:
     num_grad_updates: int | None = None  # optimizer steps since the object was made; None: they are counted for it
     update_stats: Mapping[str, float] = {}  # means over the latest update that SB3's logger does not get
     # classes of replay buffers -> those that this algorithm needs in their place, which hold more of each transition
-    replay_buffers: Mapping[type[Any], Any] = {}
+    replay_buffers: Mapping[Any, Any] = {}
+    holds_frames_once: bool = False  # whether there are such buffers for stacked images: see `stacked_frames`
 
     @staticmethod
     def bytes_per_transition(values: Mapping[str, Any]) -> int:

@@ -368,7 +368,7 @@ def _check(learner: Any, spec: PolicySpec, options: LearnerOptions) -> None:
         "policy_kwargs": (kwargs.get("share_features_extractor"), "share_features_extractor: false"),
         "n_steps": (spec.values["n_steps"] > 1, "n_steps=1"),
     }
-    is_other = type(learner.buffer) not in _BUFFERS
+    is_other = not isinstance(learner.buffer, tuple(_BUFFERS))
     others["replay_buffer_class"] = is_other, "neither hindsight nor optimize_memory_usage"
     others["update_path"] = options.update_path == "fused", "auto or torch"
     for name, (is_refused, accepted) in others.items():

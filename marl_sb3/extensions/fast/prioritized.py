@@ -28,10 +28,11 @@ from marl_sb3.core.off_policy.replay import (
 from marl_sb3.core.state.fields import Fields, scalar
 from marl_sb3.core.state.state import TensorFile
 from marl_sb3.errors import CheckpointError, ConfigError, require_known, shown
+from marl_sb3.extensions.fast.frames import OF_FRAMES
 from marl_sb3.extensions.fast.torch_updates import faster_images
 from marl_sb3.types import Array, FloatArray
 
-_Kinds: TypeAlias = Mapping[type[TransitionBuffer], type[TransitionBuffer]]
+_Kinds: TypeAlias = Mapping[Any, type[TransitionBuffer]]  # by what `AlgorithmTraits.replay_buffers` has them by
 _LEAST_ERROR = 1e-6  # is added to errors, so that each transition has a chance
 
 # --- Replay buffers --------------------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ def with_columns(prefix: str, mixin: type[TransitionBuffer], kinds: _Kinds, *col
             their names.
         kinds: classes of replay buffers -> those that are to have the columns in their place.
     """
-    made: dict[type[TransitionBuffer], type[TransitionBuffer]] = {}
+    made: dict[Any, type[TransitionBuffer]] = {}
     for stock, kind in kinds.items():
         members = {"names": (*kind.names, *columns), "__doc__": mixin.__doc__, "__module__": mixin.__module__}
         made[stock] = type(f"{prefix}{kind.__name__}", (mixin, kind), members)
@@ -142,7 +143,8 @@ def with_columns(prefix: str, mixin: type[TransitionBuffer], kinds: _Kinds, *col
 
 
 SINGLE: _Kinds = {
-    kind: kind for kind in (TransitionReplayBuffer, TransitionDictReplayBuffer, NStepBuffer, NStepDictBuffer)
+    **{kind: kind for kind in (TransitionReplayBuffer, TransitionDictReplayBuffer, NStepBuffer, NStepDictBuffer)},
+    **OF_FRAMES,
 }
 PRIORITIZED = with_columns("Prioritized", WithPriorities, SINGLE, "priorities")
 
@@ -181,7 +183,7 @@ class DrawsByPriority(OffPolicyAlgorithm):
 
     # how minibatches are drawn -> classes of replay buffers -> those that it needs in their place
     buffers_by_replay: ClassVar[Mapping[str, Mapping[Any, Any]]] = {
-        "uniform": {},
+        "uniform": OF_FRAMES,
         "prioritized": {**PRIORITIZED, **NOT_PRIORITIZED},
     }
     replay_buffer: Any

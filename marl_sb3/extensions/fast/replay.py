@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import stable_baselines3
@@ -25,6 +25,7 @@ from marl_sb3.core.off_policy.off_policy import OffPolicyLearner
 from marl_sb3.core.sb3.private import has_step_hook
 from marl_sb3.extensions.fast.coverage import PathStillValid, valid_for_replay, why_not_nets, why_not_policy
 from marl_sb3.extensions.fast.dueling import DUELING_DQN, take_plain
+from marl_sb3.extensions.fast.frames import OF_FRAMES
 from marl_sb3.extensions.fast.prioritized import DrawsByPriority
 from marl_sb3.extensions.fast.torch_updates import faster_images
 from marl_sb3.extensions.fast.update_path import TwoPaths, load_blas, require_rows
@@ -50,6 +51,7 @@ class FusedOffPolicy(TwoPaths, OffPolicyAlgorithm):
     _acting: FusedReplayUpdate | None = None  # what acts, while an action is chosen
     # threads that a gradient step may have, which change no result; None: as many as PyTorch has, and cores
     update_threads: int | None = None
+    holds_frames_once = True
 
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -188,6 +190,7 @@ class SoftActorCritic(FusedOffPolicy):
 
     network_names = ("actor", "critic", "critic_target")
     update_class = "SACUpdate"
+    replay_buffers: Mapping[Any, Any] = OF_FRAMES
 
     def _coverage_of_nets(self, activation: type[nn.Module]) -> PathStillValid | str:
         actor, critic, target = self.networks()
@@ -218,6 +221,7 @@ class TD3(FusedOffPolicy, stable_baselines3.TD3):
 
     covered_policy = TD3Policy
     network_names = ("actor", "actor_target", "critic", "critic_target")
+    replay_buffers: Mapping[Any, Any] = OF_FRAMES
     update_class = "TD3Update"
 
     def _coverage_of_nets(self, activation: type[nn.Module]) -> PathStillValid | str:

@@ -163,7 +163,7 @@ def filled(name: str, replay: str = "uniform") -> Any:
     space, settings = OF_BUFFERS[name]
     goals = {"goals": NoRewards()} if name == "HindsightBuffer" else {}
     kinds = marl_sb3.MaskableDQN.buffers_by_replay[replay]
-    (kind,) = (own for stock, own in kinds.items() if stock.__name__ == name)
+    (kind,) = (own for stock, own in kinds.items() if getattr(stock, "__name__", "") == name)
     buffer: Any = kind(60, space, spaces.Discrete(8), device="cpu", n_envs=2, **settings, **goals)
     for step in range(45):
         seen, following = (np.array([[1.0 + at], [101.0 + at]], np.float32) for at in (step, step + 1))
