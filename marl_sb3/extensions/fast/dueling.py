@@ -7,10 +7,8 @@ Gradients are not rescaled.
 
 from __future__ import annotations
 
-import inspect
-import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import stable_baselines3
 import torch as th
@@ -20,37 +18,7 @@ from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 from torch import nn
 from typing_extensions import override
 
-_Policy = TypeVar("_Policy", bound=type[Any])
-
-
-def with_arguments_of_base(policy: _Policy) -> _Policy:
-    """Let the signature of a policy name the arguments of its base class too: unknown ones are refused by it."""
-    made, of_base = (vars(cls)["__init__"] for cls in policy.__mro__[:2])
-    base = inspect.signature(of_base)
-    named = [each for each in inspect.signature(made).parameters.values() if each.kind is each.KEYWORD_ONLY]
-    made.__signature__ = base.replace(parameters=[*base.parameters.values(), *named])
-    return policy
-
-
-def with_kin(policy: type[Any], prefix: str, stock: Mapping[str, type[BasePolicy]]) -> dict[str, type[Any]]:
-    """Return a policy, and its kin for images and `Dict` observations, by the names that SB3 has for its own.
-
-    The kin become classes of the module of the policy: SB3 pickles policies by the names of their classes.
-
-    Args:
-        policy: is derived from SB3's policy of vectors. If it has that one as `plain`, see `take_plain`, so have they.
-        prefix: of the names of the kin.
-        stock: SB3's policies, by their names.
-    """
-    made: dict[str, type[Any]] = {}
-    for name, plain in stock.items():
-        made[name] = policy
-        if not issubclass(policy, plain):
-            members = {"plain": plain} if "plain" in vars(policy) else {}
-            members |= {"__doc__": policy.__doc__, "__module__": policy.__module__}  # type: ignore[dict-item]
-            made[name] = type(prefix + name.replace("Lstm", ""), (policy, plain), members)
-            setattr(sys.modules[policy.__module__], made[name].__name__, made[name])
-    return made
+from marl_sb3.core.sb3.policies import with_arguments_of_bases, with_kin
 
 
 def take_plain(algorithm: Any, argument: str, default: Any) -> None:
@@ -98,7 +66,7 @@ def dueling_layers(network: Any) -> DuelingLayers:
     return DuelingLayers(network.features_dim, int(network.action_space.n), *settings)
 
 
-@with_arguments_of_base
+@with_arguments_of_bases()
 class DuelingDQNPolicy(DQNPolicy):
     """A policy of DQN whose networks may be dueling ones.
 
