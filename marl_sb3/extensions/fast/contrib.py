@@ -6,7 +6,7 @@ Imported only where they are used.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import sb3_contrib
@@ -40,11 +40,11 @@ from marl_sb3.core.on_policy.sequences import (
     WholeSequences,
 )
 from marl_sb3.core.sb3.inference import States
-from marl_sb3.core.sb3.policies import GRU, with_arguments_of_bases, with_kin
+from marl_sb3.core.sb3.policies import CELLS, GRU, with_arguments_of_bases, with_kin
 from marl_sb3.core.sb3.private import calls_lstm_as_sb3
 from marl_sb3.errors import ConfigError, refuse
 from marl_sb3.extensions.fast.coverage import PathStillValid, actor_critic_coverage, first_reason
-from marl_sb3.extensions.fast.dueling import dueling_layers, take_plain
+from marl_sb3.extensions.fast.dueling import Dueling, take_plain
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts
 from marl_sb3.extensions.fast.hybrid import PartsDistribution, with_mixin
 from marl_sb3.extensions.fast.joined_actions import JoinedActions
@@ -183,9 +183,6 @@ class MaskablePPOLearner(ContribPPOLearner):
     buffer_classes = (ActionMaskRolloutBuffer, ActionMaskDictRolloutBuffer)
 
 
-Cell = Literal["lstm", "gru"]
-
-
 @with_arguments_of_bases()
 class MemoryPolicy(RecurrentActorCriticPolicy):
     """A `RecurrentActorCriticPolicy` of which actor and critic may have GRUs.
@@ -202,9 +199,9 @@ class MemoryPolicy(RecurrentActorCriticPolicy):
 
     plain: ClassVar[type[BasePolicy]] = RecurrentActorCriticPolicy  # sb3-contrib's, which files hold with LSTMs
 
-    def __init__(self, *arguments: Any, cell: Cell = "lstm", **settings: Any) -> None:
-        if cell not in get_args(Cell):
-            refuse("cell", cell, " or ".join(get_args(Cell)), "policy_kwargs.cell")
+    def __init__(self, *arguments: Any, cell: str = "lstm", **settings: Any) -> None:
+        if cell not in list(CELLS):  # it may have no hash
+            refuse("cell", cell, " or ".join(CELLS), "policy_kwargs.cell")
         super().__init__(*arguments, **settings)
         if cell == "lstm":
             return
@@ -370,25 +367,14 @@ class TRPOLearner(OnPolicyLearner):
 
 
 @with_arguments_of_bases()
-class DuelingQRDQNPolicy(QRDQNPolicy):
-    """A policy of QR-DQN whose networks may be dueling ones; see `DuelingDQNPolicy`."""
+class DuelingQRDQNPolicy(Dueling, QRDQNPolicy):
+    """A policy of QR-DQN, see `Dueling`."""
 
     plain: ClassVar[type[BasePolicy]] = QRDQNPolicy
 
-    def __init__(self, *arguments: Any, dueling: bool = False, **settings: Any) -> None:
-        self.dueling = dueling
-        super().__init__(*arguments, **settings)
-
     @override
     def make_quantile_net(self) -> QuantileNetwork:
-        network = super().make_quantile_net()
-        if self.dueling:
-            network.quantile_net = dueling_layers(network).to(self.device)  # type: ignore[assignment]
-        return network
-
-    @override
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {**super()._get_constructor_parameters(), "dueling": self.dueling}
+        return self.made(super().make_quantile_net(), "quantile_net")  # type: ignore[no-any-return]
 
 
 class QRDQN(QLearning, sb3_contrib.QRDQN):

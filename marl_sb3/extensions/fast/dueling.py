@@ -60,36 +60,39 @@ class DuelingLayers(nn.Module):
         return values.flatten(1)
 
 
-def dueling_layers(network: Any) -> DuelingLayers:
-    """Return what takes the place of the layers of a network of DQN or QR-DQN."""
-    settings = getattr(network, "n_quantiles", 1), network.net_arch, network.activation_fn
-    return DuelingLayers(network.features_dim, int(network.action_space.n), *settings)
-
-
-@with_arguments_of_bases()
-class DuelingDQNPolicy(DQNPolicy):
-    """A policy of DQN whose networks may be dueling ones.
+class Dueling(BasePolicy):
+    """A base class in front of a policy of DQN or QR-DQN, whose networks may be dueling ones.
 
     Args:
         dueling: whether they are; if not, it is SB3's policy bit for bit.
     """
 
-    plain: ClassVar[type[BasePolicy]] = DQNPolicy  # SB3's, which files hold if the networks are not dueling
-
     def __init__(self, *arguments: Any, dueling: bool = False, **settings: Any) -> None:
         self.dueling = dueling
         super().__init__(*arguments, **settings)
 
-    @override
-    def make_q_net(self) -> QNetwork:
-        network = super().make_q_net()
+    def made(self, network: Any, layers: str) -> Any:
+        """Return a network whose layers, which it has by this name, are dueling ones if they are to be."""
         if self.dueling:
-            network.q_net = dueling_layers(network).to(self.device)  # type: ignore[assignment]
+            settings = getattr(network, "n_quantiles", 1), network.net_arch, network.activation_fn
+            own = DuelingLayers(network.features_dim, int(network.action_space.n), *settings)
+            setattr(network, layers, own.to(self.device))
         return network
 
     @override
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {**super()._get_constructor_parameters(), "dueling": self.dueling}
+
+
+@with_arguments_of_bases()
+class DuelingDQNPolicy(Dueling, DQNPolicy):
+    """A policy of DQN, see `Dueling`."""
+
+    plain: ClassVar[type[BasePolicy]] = DQNPolicy  # SB3's, which files hold if the networks are not dueling
+
+    @override
+    def make_q_net(self) -> QNetwork:
+        return self.made(super().make_q_net(), "q_net")  # type: ignore[no-any-return]
 
 
 DUELING_DQN = with_kin(DuelingDQNPolicy, "Dueling", stable_baselines3.DQN.policy_aliases)

@@ -98,24 +98,17 @@ class MaskedRollouts(TakesMasks):
     collect_rollouts = sb3_contrib.MaskablePPO.collect_rollouts
 
     def _setup_model(self) -> None:
-        self._setup_lr_schedule()
-        self.set_random_seed(self.seed)
-        make: Any = self.policy_class  # which takes no gSDE
-        self.policy = make(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
-        self.policy = self.policy.to(self.device)
         if self.rollout_buffer_class is None:
             is_dict = isinstance(self.observation_space, spaces.Dict)
             self.rollout_buffer_class = MaskableDictRolloutBuffer if is_dict else MaskableRolloutBuffer
-        made: Any = self.rollout_buffer_class
-        of_run = {"gamma": self.gamma, "gae_lambda": self.gae_lambda, "n_envs": self.n_envs}
-        self.rollout_buffer = made(
-            self.n_steps,
-            self.observation_space,
-            self.action_space,
-            self.device,
-            **of_run,
-            **self.rollout_buffer_kwargs,
-        )
+        policy_class: Any = self.policy_class
+
+        def without_gsde(*arguments: Any, use_sde: bool, **settings: Any) -> Any:
+            return policy_class(*arguments, **settings)
+
+        vars(self)["policy_class"] = without_gsde
+        super()._setup_model()
+        self.policy_class = policy_class
 
     def learn(self, *arguments: Any, **settings: Any) -> Any:
         """See `sb3_contrib.MaskablePPO.learn`: the env has `action_masks()`."""
