@@ -36,8 +36,8 @@ from .extensions.fast.contrib import TRPO as TRPO
 from .extensions.fast.contrib import MaskablePPO as MaskablePPO
 from .extensions.fast.contrib import MaskableQRDQN as MaskableQRDQN
 from .extensions.fast.contrib import RecurrentPPO as RecurrentPPO
-from .extensions.fast.masked_memory import MaskableRecurrentPPO as MaskableRecurrentPPO
 from .extensions.fast.masked_on_policy import MaskableA2C as MaskableA2C
+from .extensions.fast.masked_on_policy import MaskableRecurrentPPO as MaskableRecurrentPPO
 from .extensions.fast.masked_on_policy import MaskableTRPO as MaskableTRPO
 from .extensions.fast.masked_q import MaskableDQN as MaskableDQN
 from .extensions.fast.ppo import A2C as A2C

@@ -17,11 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from marl_sb3.errors import ConfigError
-
-_T = TypeVar("_T")
 
 IS_WINDOWS = os.name == "nt"
 IS_MACOS = sys.platform == "darwin"
@@ -150,14 +148,11 @@ def replace(source: str | Path, target: str | Path) -> None:
     Raises:
         OSError: it cannot be renamed; on Windows, another program has held it open for two seconds.
     """
-    _patiently(lambda: os.replace(source, target))
-
-
-def _patiently(rename: Callable[[], _T]) -> _T:
     until_s = time.monotonic() + (_IN_USE_S if IS_WINDOWS else 0.0)
     while True:
         try:
-            return rename()
+            os.replace(source, target)
+            return
         except PermissionError:
             if time.monotonic() >= until_s:
                 raise

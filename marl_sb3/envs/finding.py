@@ -252,11 +252,7 @@ def _of_module(env_id: str) -> EnvFactory | None:
     twin = f"{package}/{name}-{version}"
     if twin not in TWINS:
         return factory
-
-    @functools.wraps(factory)  # that of the package stays as it is
-    def with_twin(**env_kwargs: Any) -> Any:
-        return factory(**env_kwargs)
-
+    with_twin: EnvFactory = functools.update_wrapper(functools.partial(factory), factory)  # that of the package stays
     vars(with_twin).update(imported(TWINS[twin])(factory))
     return with_twin
 

@@ -134,7 +134,10 @@ _COUNTING = ("stable_baselines3.common.monitor:Monitor", "gymnasium.wrappers.com
 
 
 class GymnasiumKind(EnvKind):
-    """Gymnasium envs, which become envs of one agent."""
+    """Gymnasium envs, which become envs of one agent.
+
+    Where a wrapper that counts episodes stands beneath others, the episodes that it counts are those of the run.
+    """
 
     what = "a gymnasium.Env"
 
@@ -144,26 +147,14 @@ class GymnasiumKind(EnvKind):
 
     @override
     def as_parallel(self, env: Any) -> SingleAgentEnv:
-        return SingleAgentEnv(env)
-
-
-class MonitoredKind(EnvKind):
-    """Gymnasium envs in wrappers, beneath which stands one that counts episodes: these are the episodes of the run."""
-
-    what = "a gymnasium.Env"
-
-    def recognises(self, env: Any) -> bool:
-        """Whether an env has such a wrapper beneath others."""
-        return _above_counting(env) is not None
-
-    def as_parallel(self, env: Any) -> SingleAgentEnv:
-        """Make a `ParallelEnv` of it that shows what it counts."""
-        above: Any = _above_counting(env)
+        above = _above_counting(env)
+        if above is None:
+            return SingleAgentEnv(env)
         above.env = meter = _Meter(above.env)
         return SingleAgentEnv(_ShowsEpisodes(env, meter))
 
 
-GYMNASIUM, MONITORED = GymnasiumKind(), MonitoredKind()
+GYMNASIUM = GymnasiumKind()
 
 
 def _above_counting(env: Any) -> Any:

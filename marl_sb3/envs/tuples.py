@@ -15,13 +15,14 @@ from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
 from marl_sb3.doors import EnvKind
+from marl_sb3.envs.drawn import FixedSpaces
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID
 
 _log = logging.getLogger(__name__)
 
 
-class TupleEnv(ParallelEnv):  # type: ignore[misc]
+class TupleEnv(FixedSpaces, ParallelEnv):  # type: ignore[misc]
     """Wraps a Gymnasium env that takes a tuple of actions, one of each agent, and returns a tuple of observations.
 
     Its agents are `agent_0`, `agent_1`, ...; they act in each step, and their episode is over for all at once: ends
@@ -34,21 +35,12 @@ class TupleEnv(ParallelEnv):  # type: ignore[misc]
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.env = _without_checker(env)
         self.possible_agents: list[AgentID] = [f"agent_{index}" for index in range(_agents(env))]
+        self.observation_spaces, self.action_spaces = (
+            dict(zip(self.possible_agents, space, strict=True)) for space in _both(env)
+        )
         self.agents: list[AgentID] = []
         self.metadata = {**(env.metadata or {}), "name": _name(env)}
         self.render_mode = env.render_mode
-
-    def observation_space(self, agent: AgentID) -> spaces.Space[Any]:
-        """The agent's part of the env's observation space."""
-        return self._part(self.env.observation_space, agent)
-
-    def action_space(self, agent: AgentID) -> spaces.Space[Any]:
-        """The agent's part of the env's action space."""
-        return self._part(self.env.action_space, agent)
-
-    def _part(self, space: Any, agent: AgentID) -> spaces.Space[Any]:
-        part: spaces.Space[Any] = space[self.possible_agents.index(agent)]
-        return part
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None

@@ -14,7 +14,6 @@ import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, RecordEpisodeStatistics
 from pettingzoo import AECEnv, ParallelEnv
-from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 from supersuit import black_death_v3, pettingzoo_env_to_vec_env_v1
 from test_rllib_envs import Echo
@@ -103,7 +102,6 @@ def _with_dials() -> Iterator[None]:
 EXAMPLES: dict[str | type, Callable[..., Any]] = {
     "rllib": Echo,
     "tuples": Pair,
-    "monitored": lambda: OrderEnforcing(Monitor(gymnasium.make("FrozenLake-v1"))),
     "dial": Dial,
     "dead agents act": lambda: black_death_v3(ScriptedEnv()),
     ParallelEnv: ScriptedEnv,

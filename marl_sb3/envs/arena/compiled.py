@@ -87,10 +87,6 @@ class BatchedArena(CompiledBatch):
         return np.concatenate((self.states.cells, self.states.visited), axis=1)
 
     @override
-    def render(self, env_index: int) -> Any:
-        return self.template.render_state(self.states[env_index])
-
-    @override
     def get_state(self) -> State:
         states = self.states
         return {

@@ -42,6 +42,7 @@ from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.vec_env.observations import agent_groups
 from marl_sb3.envs.compiled.random import seed_generator, words_of
 from marl_sb3.envs.compiled.rules import CompiledRules, Outcome
+from marl_sb3.envs.drawn import DrawnEnv
 from marl_sb3.errors import EnvError
 from marl_sb3.fingerprints import UnknownValueError, fingerprint
 from marl_sb3.types import AgentID, Array, BoolArray
@@ -241,7 +242,9 @@ class CompiledBatch(BatchedEnv):
 
     @override
     def render(self, env_index: int) -> Any:
-        raise NotImplementedError(f"{type(self.template).__name__} in a batch does not render")
+        if not isinstance(self.template, DrawnEnv):
+            raise NotImplementedError(f"{type(self.template).__name__} in a batch does not render")
+        return self.template.render_state(self.states[env_index])
 
     def close(self) -> None:
         """Close the template."""

@@ -123,15 +123,6 @@ class ParticleBatch(TwinBatch):
     """E envs of one kind."""
 
     @override
-    def reset(
-        self,
-        env_indices: Sequence[int],
-        seeds: Sequence[int],
-        options: Sequence[Mapping[str, Any]] | None = None,
-    ) -> None:
-        super().reset(env_indices, seeds)  # the original takes options, and does nothing with them
-
-    @override
     def env_states(self) -> Array:
         self.run(OBSERVE)
         widths = [self.spaces_of(agent)[0].shape or () for agent in self.possible_agents]

@@ -189,6 +189,20 @@ class TwinBatch(CompiledBatch):
         self._is_made = True
 
     @override
+    def reset(
+        self,
+        env_indices: Sequence[int],
+        seeds: Sequence[int],
+        options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        super().reset(env_indices, seeds)
+        for env_index, seed, given in zip(env_indices, seeds, options or (), strict=options is not None):
+            self.begin_with_options(env_index, seed, given)
+
+    def begin_with_options(self, env_index: int, seed: int, options: Mapping[str, Any]) -> None:
+        """Begin an episode with options; here, the original does nothing with them."""
+
+    @override
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse attributes of the original, which would change nothing here."""
         if "_is_made" in vars(self) and name not in vars(self):
@@ -206,22 +220,12 @@ class GymnasiumBatch(TwinBatch):
         self.states.limit = next(limits, 0)
 
     @override
-    def reset(
-        self,
-        env_indices: Sequence[int],
-        seeds: Sequence[int],
-        options: Sequence[Mapping[str, Any]] | None = None,
-    ) -> None:
-        if options is None:
-            super().reset(env_indices, seeds)
-            return
-        self._is_observed = False
-        for env_index, seed, given in zip(env_indices, seeds, options, strict=True):
-            self.original.reset(seed=seed, options=dict(given) or None)
-            self.states["timestep"][env_index] = 0
-            for name, value_in in self._state.items():
-                self.states[name][env_index] = value_in(self.original)
-            self.rngs[env_index] = words_of(self.original.np_random)
+    def begin_with_options(self, env_index: int, seed: int, options: Mapping[str, Any]) -> None:
+        self.original.reset(seed=seed, options=dict(options) or None)
+        self.states["timestep"][env_index] = 0
+        for name, value_in in self._state.items():
+            self.states[name][env_index] = value_in(self.original)
+        self.rngs[env_index] = words_of(self.original.np_random)
 
     def reset_infos(self, env_indices: Sequence[int]) -> Mapping[int, Mapping[AgentID, Mapping[str, Any]]]:
         """Return the infos of resets: env index -> agent -> info."""

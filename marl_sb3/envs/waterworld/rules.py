@@ -554,10 +554,6 @@ class BatchedWaterworld(CompiledBatch):
         return generator_of(self.rngs[env_index])
 
     @override
-    def render(self, env_index: int) -> Any:
-        return self.template.render_state(self.states[env_index])
-
-    @override
     def saved(self) -> dict[str, Array]:
         return {name: a.view(np.bool_) if a.dtype == np.uint8 else a for name, a in super().saved().items()}
 

@@ -19,7 +19,7 @@ from marl_sb3.core.acting.actor import Acted, Actor
 from marl_sb3.core.acting.policy import PolicyInputs
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.core.vec_env.observations import taken
+from marl_sb3.core.vec_env.observations import map_arrays, taken
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, BoolArray, FloatArray, PolicyID
@@ -235,7 +235,11 @@ def next_actions(learner: Any) -> NextActions:
     target: Any = getattr(algorithm, "actor_target", None)
 
     def normal(seen: Any) -> Any:
-        return seen if late is None else _normalized(late, seen)
+        """Return observations, as tensors, normalised by the present statistics."""
+        if late is None:
+            return seen
+        arrays = late.normalized(map_arrays(lambda part: part.cpu().numpy(), seen))  # type: ignore[attr-defined]
+        return map_arrays(lambda part: th.as_tensor(part, device=algorithm.device), arrays)  # type: ignore[arg-type,return-value]
 
     if target is not None:
         return lambda seen: _smoothed(algorithm, target(normal(seen))) if learner.trained else actor(normal(seen))
@@ -262,14 +266,6 @@ def _smoothed(algorithm: Any, actions: th.Tensor) -> th.Tensor:
     noise = th.randn_like(actions) * algorithm.target_policy_noise
     smoothed: th.Tensor = (actions + noise.clamp(-limit, limit)).clamp(-1, 1)
     return smoothed
-
-
-def _normalized(late: Any, seen: Any) -> Any:
-    """Return observations, as tensors, normalised by the present statistics."""
-    if isinstance(seen, dict):
-        parts = late.normalized({key: part.cpu().numpy() for key, part in seen.items()})
-        return {key: th.as_tensor(part, device=seen[key].device) for key, part in parts.items()}
-    return th.as_tensor(late.normalized(seen.cpu().numpy()), device=seen.device)
 
 
 def _numpy(seen: Any, space: spaces.Space[Any]) -> tuple[Any, int]:

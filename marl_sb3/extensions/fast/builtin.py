@@ -307,10 +307,10 @@ _BUILT_IN = (
     ),
     AlgorithmInfo(
         "maskable_recurrent_ppo",
-        "marl_sb3.extensions.fast.masked_memory:MaskableRecurrentPPO",
+        "marl_sb3.extensions.fast.masked_on_policy:MaskableRecurrentPPO",
         "PPO with LSTMs that chooses among the actions that a mask allows",
         MASKABLE_PPO,
-        "marl_sb3.extensions.fast.masked_memory:MaskableRecurrentPPOLearner",
+        "marl_sb3.extensions.fast.masked_on_policy:MaskableRecurrentPPOLearner",
         _OF_CONTRIB_PPO,
         policy="MlpLstmPolicy",
         takes_masks=True,

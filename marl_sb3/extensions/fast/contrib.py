@@ -16,6 +16,7 @@ from gymnasium import spaces
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from sb3_contrib.common.maskable.distributions import MaskableDistribution, make_masked_proba_distribution
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from sb3_contrib.qrdqn.policies import QRDQNPolicy, QuantileNetwork
 from sb3_contrib.tqc.policies import TQCPolicy
@@ -39,15 +40,15 @@ from marl_sb3.core.on_policy.sequences import (
     WholeSequences,
 )
 from marl_sb3.core.sb3.inference import States
+from marl_sb3.core.sb3.policies import CELLS, GRU, with_arguments_of_bases, with_kin
 from marl_sb3.core.sb3.private import calls_lstm_as_sb3
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, refuse
 from marl_sb3.extensions.fast.coverage import PathStillValid, actor_critic_coverage, first_reason
-from marl_sb3.extensions.fast.dueling import dueling_layers, take_plain, with_arguments_of_base, with_kin
+from marl_sb3.extensions.fast.dueling import Dueling, take_plain
 from marl_sb3.extensions.fast.fused_on_policy import FusedOnPolicy, FusedRollouts
 from marl_sb3.extensions.fast.hybrid import PartsDistribution, with_mixin
 from marl_sb3.extensions.fast.joined_actions import JoinedActions
 from marl_sb3.extensions.fast.masked_q import MaskedQLearning
-from marl_sb3.extensions.fast.memory_cells import MEMORY_POLICIES
 from marl_sb3.extensions.fast.replay import QLearning, SoftActorCritic
 from marl_sb3.extensions.fast.torch_updates import replaced_methods
 from marl_sb3.types import Array
@@ -182,6 +183,38 @@ class MaskablePPOLearner(ContribPPOLearner):
     buffer_classes = (ActionMaskRolloutBuffer, ActionMaskDictRolloutBuffer)
 
 
+@with_arguments_of_bases()
+class MemoryPolicy(RecurrentActorCriticPolicy):
+    """A `RecurrentActorCriticPolicy` of which actor and critic may have GRUs.
+
+    Its layers keep sb3-contrib's names, `lstm_actor` and `lstm_critic`, and the settings `lstm_hidden_size`,
+    `n_lstm_layers`, `shared_lstm`, `enable_critic_lstm` and `lstm_kwargs` hold for both kinds of cells.
+
+    Args:
+        cell: `lstm`, then it is sb3-contrib's policy bit for bit, or `gru`.
+
+    Raises:
+        ConfigError: there is no such cell.
+    """
+
+    plain: ClassVar[type[BasePolicy]] = RecurrentActorCriticPolicy  # sb3-contrib's, which files hold with LSTMs
+
+    def __init__(self, *arguments: Any, cell: str = "lstm", **settings: Any) -> None:
+        if cell not in list(CELLS):  # it may have no hash
+            refuse("cell", cell, " or ".join(CELLS), "policy_kwargs.cell")
+        super().__init__(*arguments, **settings)
+        if cell == "lstm":
+            return
+        for name in ("lstm_actor", "lstm_critic"):
+            if (lstm := getattr(self, name)) is not None:
+                setattr(self, name, GRU(lstm.input_size, lstm.hidden_size, lstm.num_layers, **self.lstm_kwargs))
+        make: Any = self.optimizer_class
+        self.optimizer = make(self.parameters(), lr=self.optimizer.param_groups[0]["lr"], **self.optimizer_kwargs)
+
+
+MEMORY_POLICIES = with_kin(MemoryPolicy, "Memory", sb3_contrib.RecurrentPPO.policy_aliases)
+
+
 class RecurrentPPO(FusedRollouts, sb3_contrib.RecurrentPPO):
     """A drop-in for `sb3_contrib.RecurrentPPO`: same arguments, same logger keys, same files.
 
@@ -238,11 +271,11 @@ class RecurrentPPO(FusedRollouts, sb3_contrib.RecurrentPPO):
         return FusedSequenceUpdate
 
     @override
-    def _train_torch(self) -> None:
-        buffer: Any = self.rollout_buffer
-        if isinstance(buffer, WholeSequences):
-            buffer.whole_sequences = self.takes_fused_path()
-        super()._train_torch()
+    def _begin_update(self) -> FusedRolloutUpdate | None:
+        update = super()._begin_update()
+        if update is None and isinstance(self.rollout_buffer, WholeSequences):
+            self.rollout_buffer.whole_sequences = self.takes_fused_path()
+        return update
 
     @override
     def _inputs(self, known: dict[str, Any], observations: Array, starts: Array) -> PolicyInputs:
@@ -333,26 +366,15 @@ class TRPOLearner(OnPolicyLearner):
         return super()._make_actor()
 
 
-@with_arguments_of_base
-class DuelingQRDQNPolicy(QRDQNPolicy):
-    """A policy of QR-DQN whose networks may be dueling ones; see `DuelingDQNPolicy`."""
+@with_arguments_of_bases()
+class DuelingQRDQNPolicy(Dueling, QRDQNPolicy):
+    """A policy of QR-DQN, see `Dueling`."""
 
     plain: ClassVar[type[BasePolicy]] = QRDQNPolicy
 
-    def __init__(self, *arguments: Any, dueling: bool = False, **settings: Any) -> None:
-        self.dueling = dueling
-        super().__init__(*arguments, **settings)
-
     @override
     def make_quantile_net(self) -> QuantileNetwork:
-        network = super().make_quantile_net()
-        if self.dueling:
-            network.quantile_net = dueling_layers(network).to(self.device)  # type: ignore[assignment]
-        return network
-
-    @override
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {**super()._get_constructor_parameters(), "dueling": self.dueling}
+        return self.made(super().make_quantile_net(), "quantile_net")  # type: ignore[no-any-return]
 
 
 class QRDQN(QLearning, sb3_contrib.QRDQN):

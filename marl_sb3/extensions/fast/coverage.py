@@ -350,7 +350,7 @@ _POLICIES = {
     "stable_baselines3.common.policies:ActorCriticPolicy": _OF_SB3,
     "sb3_contrib.common.maskable.policies:MaskableActorCriticPolicy": _OF_MASKABLE,
     "sb3_contrib.common.recurrent.policies:RecurrentActorCriticPolicy": _OF_SB3,
-    "marl_sb3.extensions.fast.masked_memory:MaskableMemoryPolicy": _OF_SB3,
+    "marl_sb3.extensions.fast.masked_on_policy:MaskableMemoryPolicy": _OF_SB3,
 }
 _BUFFERS = (
     "stable_baselines3.common.buffers:RolloutBuffer",

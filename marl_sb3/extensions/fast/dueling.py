@@ -7,10 +7,8 @@ Gradients are not rescaled.
 
 from __future__ import annotations
 
-import inspect
-import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import stable_baselines3
 import torch as th
@@ -20,37 +18,7 @@ from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 from torch import nn
 from typing_extensions import override
 
-_Policy = TypeVar("_Policy", bound=type[Any])
-
-
-def with_arguments_of_base(policy: _Policy) -> _Policy:
-    """Let the signature of a policy name the arguments of its base class too: unknown ones are refused by it."""
-    made, of_base = (vars(cls)["__init__"] for cls in policy.__mro__[:2])
-    base = inspect.signature(of_base)
-    named = [each for each in inspect.signature(made).parameters.values() if each.kind is each.KEYWORD_ONLY]
-    made.__signature__ = base.replace(parameters=[*base.parameters.values(), *named])
-    return policy
-
-
-def with_kin(policy: type[Any], prefix: str, stock: Mapping[str, type[BasePolicy]]) -> dict[str, type[Any]]:
-    """Return a policy, and its kin for images and `Dict` observations, by the names that SB3 has for its own.
-
-    The kin become classes of the module of the policy: SB3 pickles policies by the names of their classes.
-
-    Args:
-        policy: is derived from SB3's policy of vectors. If it has that one as `plain`, see `take_plain`, so have they.
-        prefix: of the names of the kin.
-        stock: SB3's policies, by their names.
-    """
-    made: dict[str, type[Any]] = {}
-    for name, plain in stock.items():
-        made[name] = policy
-        if not issubclass(policy, plain):
-            members = {"plain": plain} if "plain" in vars(policy) else {}
-            members |= {"__doc__": policy.__doc__, "__module__": policy.__module__}  # type: ignore[dict-item]
-            made[name] = type(prefix + name.replace("Lstm", ""), (policy, plain), members)
-            setattr(sys.modules[policy.__module__], made[name].__name__, made[name])
-    return made
+from marl_sb3.core.sb3.policies import with_arguments_of_bases, with_kin
 
 
 def take_plain(algorithm: Any, argument: str, default: Any) -> None:
@@ -92,36 +60,39 @@ class DuelingLayers(nn.Module):
         return values.flatten(1)
 
 
-def dueling_layers(network: Any) -> DuelingLayers:
-    """Return what takes the place of the layers of a network of DQN or QR-DQN."""
-    settings = getattr(network, "n_quantiles", 1), network.net_arch, network.activation_fn
-    return DuelingLayers(network.features_dim, int(network.action_space.n), *settings)
-
-
-@with_arguments_of_base
-class DuelingDQNPolicy(DQNPolicy):
-    """A policy of DQN whose networks may be dueling ones.
+class Dueling(BasePolicy):
+    """A base class in front of a policy of DQN or QR-DQN, whose networks may be dueling ones.
 
     Args:
         dueling: whether they are; if not, it is SB3's policy bit for bit.
     """
 
-    plain: ClassVar[type[BasePolicy]] = DQNPolicy  # SB3's, which files hold if the networks are not dueling
-
     def __init__(self, *arguments: Any, dueling: bool = False, **settings: Any) -> None:
         self.dueling = dueling
         super().__init__(*arguments, **settings)
 
-    @override
-    def make_q_net(self) -> QNetwork:
-        network = super().make_q_net()
+    def made(self, network: Any, layers: str) -> Any:
+        """Return a network whose layers, which it has by this name, are dueling ones if they are to be."""
         if self.dueling:
-            network.q_net = dueling_layers(network).to(self.device)  # type: ignore[assignment]
+            settings = getattr(network, "n_quantiles", 1), network.net_arch, network.activation_fn
+            own = DuelingLayers(network.features_dim, int(network.action_space.n), *settings)
+            setattr(network, layers, own.to(self.device))
         return network
 
     @override
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {**super()._get_constructor_parameters(), "dueling": self.dueling}
+
+
+@with_arguments_of_bases()
+class DuelingDQNPolicy(Dueling, DQNPolicy):
+    """A policy of DQN, see `Dueling`."""
+
+    plain: ClassVar[type[BasePolicy]] = DQNPolicy  # SB3's, which files hold if the networks are not dueling
+
+    @override
+    def make_q_net(self) -> QNetwork:
+        return self.made(super().make_q_net(), "q_net")  # type: ignore[no-any-return]
 
 
 DUELING_DQN = with_kin(DuelingDQNPolicy, "Dueling", stable_baselines3.DQN.policy_aliases)

@@ -25,12 +25,7 @@ from marl_sb3.core.off_policy.per_row_replay import HindsightBuffer, NStepBuffer
 from marl_sb3.core.off_policy.replay import TransitionDictReplayBuffer, TransitionReplayBuffer
 from marl_sb3.core.sb3.inference import States, critic_states, initial_states
 from marl_sb3.errors import ConfigError, refuse
-from marl_sb3.extensions.memory.networks import (
-    PolicyWithMemory,
-    RecurrentDQNCnnPolicy,
-    RecurrentDQNMultiInputPolicy,
-    RecurrentDQNPolicy,
-)
+from marl_sb3.extensions.memory.networks import RECURRENT_DQN, PolicyWithMemory
 from marl_sb3.extensions.memory.sequences import SequenceBatch, SequenceBuffer, SequenceDictBuffer, Sequences
 from marl_sb3.types import Array
 
@@ -96,7 +91,15 @@ class WithMemory(_Base):
     _states: States = ()  # in SB3's own loop: the recurrent states of its envs before their next actions
     _acting: th.Tensor | None = None  # outputs of the memory, while SB3's own loop chooses actions
 
-    def __init__(self, *arguments: Any, burn_in: int = 10, sequence_length: int = 20, **settings: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        buffer_size: int = 100_000,
+        batch_size: int = 32,
+        burn_in: int = 10,
+        sequence_length: int = 20,
+        **settings: Any,
+    ) -> None:
         self.burn_in, self.sequence_length = burn_in, sequence_length
         lengths = {"burn_in": burn_in, "sequence_length": sequence_length, "n_steps": settings.get("n_steps", 1)}
         for name, length in lengths.items():  # settings are checked already, but not those of a class on its own
@@ -109,7 +112,7 @@ class WithMemory(_Base):
                 raise ConfigError(words, key=name)
         if inspect.isclass(settings.get("replay_buffer_class")):
             self._refuse_single_transitions(settings["replay_buffer_class"])
-        super().__init__(*arguments, **settings)
+        super().__init__(*arguments, **{**settings, "buffer_size": buffer_size, "batch_size": batch_size})
 
     def _refuse_single_transitions(self, kind: type[Any]) -> None:
         if issubclass(kind, ReplayBuffer) and not issubclass(kind, Sequences):
@@ -167,6 +170,29 @@ class WithMemory(_Base):
         actions = self.explore(outputs)
         return actions if is_batch else actions.squeeze(axis=0), after[: len(initial_states(self, 1))]
 
+    # --- Learning ----------------------------------------------------------------------------------------------------
+
+    def optimizers(self) -> list[th.optim.Optimizer]:
+        """Return those that `learn_from` steps."""
+        return [self.policy.optimizer]
+
+    def learn_from(self, batch: SequenceBatch, gradient_step: int) -> dict[str, float]:
+        """Take a gradient step, of this number in the update; returns what is to be recorded of it, by name."""
+        raise NotImplementedError
+
+    @override
+    def train(self, gradient_steps: int, batch_size: int = 32) -> None:
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.optimizers())
+        found = [
+            self.learn_from(self.replay_buffer.sample(batch_size, env=self._vec_normalize_env), step)
+            for step in range(gradient_steps)
+        ]
+        self._n_updates += gradient_steps
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        for name in found[0] if found else ():
+            self.logger.record(f"train/{name}", np.mean([each[name] for each in found]))
+
     # --- SB3's own loop ----------------------------------------------------------------------------------------------
 
     def _setup_model(self) -> None:
@@ -208,6 +234,15 @@ class WithMemory(_Base):
         self._last_episode_starts = args[4]  # where episodes ended
 
 
+def minimise(loss: th.Tensor, optimizer: th.optim.Optimizer, most: float | None = None) -> None:
+    """Take a gradient step; `most`: the greatest norm of the gradient of all parameters, None: any."""
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    if most is not None:
+        th.nn.utils.clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], most)
+    optimizer.step()
+
+
 class Unmade:
     """Stands for a replay buffer until the policy is made, whose states it is to hold."""
 
@@ -227,25 +262,11 @@ class RecurrentDQN(WithMemory, stable_baselines3.DQN):
             (van Hasselt et al. 2016), as in R2D2.
     """
 
-    policy_aliases: ClassVar[dict[str, Any]] = {
-        "MlpPolicy": RecurrentDQNPolicy,
-        "CnnPolicy": RecurrentDQNCnnPolicy,
-        "MultiInputPolicy": RecurrentDQNMultiInputPolicy,
-    }
+    policy_aliases: ClassVar[dict[str, Any]] = RECURRENT_DQN
 
-    def __init__(
-        self,
-        *arguments: Any,
-        buffer_size: int = 100_000,
-        batch_size: int = 32,
-        burn_in: int = 10,
-        sequence_length: int = 20,
-        double_dqn: bool = True,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, *arguments: Any, double_dqn: bool = True, **settings: Any) -> None:
         self.double_dqn = double_dqn
-        sizes = {"buffer_size": buffer_size, "batch_size": batch_size}
-        super().__init__(*arguments, burn_in=burn_in, sequence_length=sequence_length, **sizes, **settings)
+        super().__init__(*arguments, **settings)
 
     @override
     def explore(self, outputs: th.Tensor) -> Array:
@@ -254,22 +275,10 @@ class RecurrentDQN(WithMemory, stable_baselines3.DQN):
         return super().explore(outputs)
 
     @override
-    def train(self, gradient_steps: int, batch_size: int = 32) -> None:
-        self.policy.set_training_mode(True)
-        self._update_learning_rate(self.policy.optimizer)
-        buffer: Any = self.replay_buffer
-        losses = []
-        for _ in range(gradient_steps):
-            loss = self.loss(buffer.sample(batch_size, env=self._vec_normalize_env))
-            losses.append(loss.item())
-            self.policy.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            if self.max_grad_norm is not None:
-                th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
-            self.policy.optimizer.step()
-        self._n_updates += gradient_steps
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.logger.record("train/loss", np.mean(losses))
+    def learn_from(self, batch: SequenceBatch, gradient_step: int) -> dict[str, float]:
+        loss = self.loss(batch)
+        minimise(loss, self.policy.optimizer, self.max_grad_norm)
+        return {"loss": loss.item()}
 
     def loss(self, batch: SequenceBatch) -> th.Tensor:
         """Return the Huber loss of the Q values of a batch, as in `stable_baselines3.DQN`."""

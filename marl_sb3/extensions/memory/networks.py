@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from inspect import Signature, signature
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3 import DQN
 from stable_baselines3.common.policies import BaseModel, BasePolicy
-from stable_baselines3.dqn.policies import CnnPolicy, DQNPolicy, MultiInputPolicy, QNetwork
+from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from typing_extensions import override
 
 from marl_sb3.core.sb3.inference import States
+from marl_sb3.core.sb3.policies import CELLS, with_arguments_of_bases, with_kin
 from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.errors import require_known
 from marl_sb3.extensions.memory.sequences import Observed, SequenceBatch
 from marl_sb3.types import Array
 
-_PolicyClass = TypeVar("_PolicyClass", bound=type[Any])
 Tensors = tuple[th.Tensor, ...]
-CELLS: Mapping[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
 
 
 class MemoryNetwork(nn.Module):
-    """An LSTM or a GRU.
-
-    Both have the states of an LSTM, hidden and cell state, (layers, rows, size) each; a GRU leaves the second as it is.
+    """An LSTM or a GRU, see `GRU`, whose states are hidden and cell state, (layers, rows, size) each.
 
     Args:
         inputs: numbers that it gets in each step.
@@ -47,19 +44,6 @@ class MemoryNetwork(nn.Module):
         self.num_layers, self.hidden_size = n_lstm_layers, lstm_hidden_size
         self.net = CELLS[cell](int(inputs), lstm_hidden_size, n_lstm_layers)
 
-    def forward(self, features: Any, states: Tensors) -> tuple[Any, Tensors]:
-        """Return the outputs of all steps, (T, rows, size), and the states after them.
-
-        Args:
-            features: (T, rows, inputs), or packed sequences.
-            states: before the first step.
-        """
-        if isinstance(self.net, nn.LSTM):
-            outputs, after = self.net(features, states)
-            return outputs, after
-        outputs, hidden = self.net(features, states[0])
-        return outputs, (hidden, states[1])
-
     def initial(self, rows: int) -> Tensors:
         """Return the states at the start of an episode."""
         zeros = th.zeros(self.num_layers, rows, self.hidden_size, device=next(self.parameters()).device)
@@ -68,7 +52,7 @@ class MemoryNetwork(nn.Module):
     def after(self, features: th.Tensor, lengths: th.Tensor, states: Tensors) -> Tensors:
         """Return the states after the first `lengths`, (rows,), of the steps of each row."""
         packed = pack_padded_sequence(features, lengths.clamp(min=1), enforce_sorted=False)
-        _, after = self(packed, states)
+        _, after = self.net(packed, states)
         kept = (lengths > 0).to(features.device)[None, :, None]
         return tuple(th.where(kept, new, old) for new, old in zip(after, states, strict=True))
 
@@ -83,7 +67,9 @@ else:
 class Remembering(_Network):
     """Mixin for a network of SB3 whose layers get the outputs of a `MemoryNetwork`, which gets the features."""
 
-    memory: MemoryNetwork
+    def __init__(self, *, features_dim: int, memory_kwargs: Mapping[str, Any], **settings: Any) -> None:
+        super().__init__(features_dim=memory_kwargs["lstm_hidden_size"], **settings)  # type: ignore[call-arg]
+        self.memory = MemoryNetwork(features_dim, **memory_kwargs)
 
     def features_of(self, observations: Observed) -> th.Tensor:
         """(T, rows, features) of (T, rows, ...) observations."""
@@ -104,7 +90,8 @@ class Remembering(_Network):
         kept = tuple(state.masked_fill(starts[None, :, None], 0.0) for state in states)
         extractor: Any = self.features_extractor
         features = self.extract_features(observations, extractor)
-        outputs, after = self.memory(features.reshape(starts.shape[0], -1, features.shape[-1]).swapaxes(0, 1), kept)
+        in_time = features.reshape(starts.shape[0], -1, features.shape[-1]).swapaxes(0, 1)
+        outputs, after = self.memory.net(in_time, kept)
         return outputs.swapaxes(0, 1).flatten(0, 1), after
 
     def unroll(self, batch: SequenceBatch, states: Tensors) -> th.Tensor:
@@ -118,7 +105,7 @@ class Remembering(_Network):
         if batch.burn_in_lengths.any():
             with th.no_grad():
                 states = self.memory.after(self.features_of(batch.burn_in), batch.burn_in_lengths, states)
-        outputs: th.Tensor = self.memory(self.features_of(batch.observations), states)[0]
+        outputs: th.Tensor = self.memory.net(self.features_of(batch.observations), states)[0]
         return outputs
 
 
@@ -213,36 +200,11 @@ class PolicyWithMemory(_Policy):
         return {**super()._get_constructor_parameters(), **self.memory_kwargs}
 
 
-def named_arguments(stock: type[Any], *without: str) -> Callable[[_PolicyClass], _PolicyClass]:
-    """Let the signature of a policy with memory name its arguments: unknown ones are refused by it.
-
-    Args:
-        stock: SB3's policy, whose arguments it has, too.
-        without: those that it does not have.
-    """
-
-    def named(policy: _PolicyClass) -> _PolicyClass:
-        def __init__(self: Any, *arguments: Any, **settings: Any) -> None:  # noqa: N807
-            super(policy, self).__init__(*arguments, **settings)  # type: ignore[arg-type]
-
-        of_memory = [each for each in signature(PolicyWithMemory).parameters.values() if each.kind is each.KEYWORD_ONLY]
-        parameters = [*signature(stock.__init__).parameters.values(), *of_memory]
-        vars(__init__)["__signature__"] = Signature([each for each in parameters if each.name not in without])
-        policy.__init__ = __init__
-        return policy
-
-    return named
-
-
 # --- Q values --------------------------------------------------------------------------------------------------------
 
 
 class RecurrentQNetwork(Remembering, QNetwork):
     """SB3's `QNetwork` with a memory."""
-
-    def __init__(self, *, features_dim: int, memory_kwargs: Mapping[str, Any], **settings: Any) -> None:
-        super().__init__(features_dim=memory_kwargs["lstm_hidden_size"], **settings)
-        self.memory = MemoryNetwork(features_dim, **memory_kwargs)
 
     @override
     def forward(self, obs: Any, states: Tensors = (), starts: th.Tensor | None = None) -> th.Tensor:
@@ -265,7 +227,7 @@ class RecurrentQNetwork(Remembering, QNetwork):
         return values
 
 
-@named_arguments(DQNPolicy)
+@with_arguments_of_bases()
 class RecurrentDQNPolicy(PolicyWithMemory, DQNPolicy):
     """SB3's `DQNPolicy` with memory: see there for the other arguments.
 
@@ -292,9 +254,4 @@ class RecurrentDQNPolicy(PolicyWithMemory, DQNPolicy):
         return self.q_net.q_net(outputs).argmax(dim=1)  # type: ignore[no-any-return]
 
 
-class RecurrentDQNCnnPolicy(RecurrentDQNPolicy, CnnPolicy):
-    """A `RecurrentDQNPolicy` for images."""
-
-
-class RecurrentDQNMultiInputPolicy(RecurrentDQNPolicy, MultiInputPolicy):
-    """A `RecurrentDQNPolicy` for `Dict` observations."""
+RECURRENT_DQN = with_kin(RecurrentDQNPolicy, "RecurrentDQN", DQN.policy_aliases)

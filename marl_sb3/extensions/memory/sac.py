@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
 import stable_baselines3
 import torch as th
 from stable_baselines3.common.distributions import Distribution, SquashedDiagGaussianDistribution
 from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import polyak_update
-from stable_baselines3.sac.policies import LOG_STD_MAX, LOG_STD_MIN, Actor, CnnPolicy, MultiInputPolicy, SACPolicy
+from stable_baselines3.sac.policies import LOG_STD_MAX, LOG_STD_MIN, Actor, SACPolicy
 from typing_extensions import override
 
-from marl_sb3.extensions.memory.algorithms import WithMemory
-from marl_sb3.extensions.memory.networks import MemoryNetwork, PolicyWithMemory, Remembering, Tensors, named_arguments
+from marl_sb3.core.sb3.policies import with_arguments_of_bases, with_kin
+from marl_sb3.extensions.memory.algorithms import WithMemory, minimise
+from marl_sb3.extensions.memory.networks import MemoryNetwork, PolicyWithMemory, Remembering, Tensors
 from marl_sb3.extensions.memory.sequences import Observed, SequenceBatch
 
 # --- The policy ------------------------------------------------------------------------------------------------------
@@ -24,10 +24,6 @@ from marl_sb3.extensions.memory.sequences import Observed, SequenceBatch
 
 class RecurrentActor(Remembering, Actor):
     """SB3's `Actor` of SAC with a memory, without gSDE."""
-
-    def __init__(self, *, features_dim: int, memory_kwargs: Mapping[str, Any], **settings: Any) -> None:
-        super().__init__(features_dim=memory_kwargs["lstm_hidden_size"], **settings)
-        self.memory = MemoryNetwork(features_dim, **memory_kwargs)
 
     action_dist: SquashedDiagGaussianDistribution  # type: ignore[assignment]
 
@@ -56,10 +52,6 @@ class RecurrentActor(Remembering, Actor):
 class RecurrentCritic(Remembering, ContinuousCritic):
     """SB3's `ContinuousCritic` with a memory, which its Q networks share; actions come after it."""
 
-    def __init__(self, *, features_dim: int, memory_kwargs: Mapping[str, Any], **settings: Any) -> None:
-        super().__init__(features_dim=memory_kwargs["lstm_hidden_size"], **settings)
-        self.memory = MemoryNetwork(features_dim, **memory_kwargs)
-
     def values(self, outputs: th.Tensor, actions: th.Tensor) -> th.Tensor:
         """Return the Q values of actions, (..., numbers) from -1 to 1, for (..., size) outputs: (..., critics)."""
         inputs = th.cat([outputs, actions], dim=-1)
@@ -73,7 +65,7 @@ class RecurrentCritic(Remembering, ContinuousCritic):
         return th.split(self.values(self.step(obs, states, starts)[0], actions), 1, dim=1)
 
 
-@named_arguments(SACPolicy, "log_std_init", "use_expln", "clip_mean", "share_features_extractor")
+@with_arguments_of_bases("log_std_init", "use_expln", "clip_mean", "share_features_extractor")
 class RecurrentSACPolicy(PolicyWithMemory, SACPolicy):
     """SB3's `SACPolicy` with memory: see there for the other arguments.
 
@@ -126,14 +118,6 @@ class RecurrentSACPolicy(PolicyWithMemory, SACPolicy):
         return self.actor.action_dist.proba_distribution(*self.actor.gaussian(outputs)), after
 
 
-class RecurrentSACCnnPolicy(RecurrentSACPolicy, CnnPolicy):
-    """A `RecurrentSACPolicy` for images."""
-
-
-class RecurrentSACMultiInputPolicy(RecurrentSACPolicy, MultiInputPolicy):
-    """A `RecurrentSACPolicy` for `Dict` observations."""
-
-
 # --- The algorithm ---------------------------------------------------------------------------------------------------
 
 
@@ -148,27 +132,13 @@ class RecurrentSAC(WithMemory, stable_baselines3.SAC):
         batch_size: number of sequences in a minibatch.
     """
 
-    policy_aliases: ClassVar[dict[str, Any]] = {
-        "MlpPolicy": RecurrentSACPolicy,
-        "CnnPolicy": RecurrentSACCnnPolicy,
-        "MultiInputPolicy": RecurrentSACMultiInputPolicy,
-    }
+    policy_aliases: ClassVar[dict[str, Any]] = with_kin(
+        RecurrentSACPolicy, "RecurrentSAC", stable_baselines3.SAC.policy_aliases
+    )
     policy: RecurrentSACPolicy
     actor: RecurrentActor
     critic: RecurrentCritic
     critic_target: RecurrentCritic
-
-    def __init__(
-        self,
-        *arguments: Any,
-        buffer_size: int = 100_000,
-        batch_size: int = 32,
-        burn_in: int = 10,
-        sequence_length: int = 20,
-        **settings: Any,
-    ) -> None:
-        sizes = {"buffer_size": buffer_size, "batch_size": batch_size}
-        super().__init__(*arguments, burn_in=burn_in, sequence_length=sequence_length, **sizes, **settings)
 
     @staticmethod
     @override
@@ -176,32 +146,23 @@ class RecurrentSAC(WithMemory, stable_baselines3.SAC):
         return 2 * WithMemory.bytes_per_transition(values)
 
     @override
-    def train(self, gradient_steps: int, batch_size: int = 32) -> None:
-        self.policy.set_training_mode(True)
+    def optimizers(self) -> list[th.optim.Optimizer]:
         learned = [] if self.ent_coef_optimizer is None else [self.ent_coef_optimizer]
-        self._update_learning_rate([self.actor.optimizer, self.critic.optimizer, *learned])
-        buffer: Any = self.replay_buffer
-        found: list[dict[str, float]] = []
-        for gradient_step in range(gradient_steps):
-            found.append(self._learn_from(buffer.sample(batch_size, env=self._vec_normalize_env)))
-            if gradient_step % self.target_update_interval == 0:
-                polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
-                polyak_update(self.batch_norm_stats, self.batch_norm_stats_target, 1.0)
-        self._n_updates += gradient_steps
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        for name in found[0] if found else ():
-            self.logger.record(f"train/{name}", np.mean([each[name] for each in found]))
+        return [self.actor.optimizer, self.critic.optimizer, *learned]
 
-    def _learn_from(self, batch: SequenceBatch) -> dict[str, float]:
-        """Take a gradient step; returns what is to be recorded of it, by name."""
+    @override
+    def learn_from(self, batch: SequenceBatch, gradient_step: int) -> dict[str, float]:
         outputs = self.actor.unroll(batch, batch.states[:2])
         actions, log_probs = self.actor.sample(outputs[: len(batch.actions)])
         ent_coef, recorded = self._learn_entropy(batch, log_probs.detach())
         targets = self.targets(batch, outputs.detach(), ent_coef)
         critic_loss = self.critic_loss(batch, targets)
-        _minimise(critic_loss, self.critic.optimizer)
+        minimise(critic_loss, self.critic.optimizer)
         actor_loss = self.actor_loss(batch, actions, log_probs, ent_coef)
-        _minimise(actor_loss, self.actor.optimizer)
+        minimise(actor_loss, self.actor.optimizer)
+        if gradient_step % self.target_update_interval == 0:
+            polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
+            polyak_update(self.batch_norm_stats, self.batch_norm_stats_target, 1.0)
         losses = {"actor_loss": actor_loss.item(), "critic_loss": critic_loss.item()}
         return {"ent_coef": ent_coef.item(), **losses, **recorded}
 
@@ -211,7 +172,7 @@ class RecurrentSAC(WithMemory, stable_baselines3.SAC):
             return self.ent_coef_tensor, {}
         ent_coef = th.exp(self.log_ent_coef.detach())
         loss = -(self.log_ent_coef * (batch.weights * (log_probs + self.target_entropy)).sum()).mean()  # type: ignore[operator]
-        _minimise(loss, self.ent_coef_optimizer)
+        minimise(loss, self.ent_coef_optimizer)
         return ent_coef, {"ent_coef_loss": loss.item()}
 
     @th.no_grad()
@@ -240,9 +201,3 @@ class RecurrentSAC(WithMemory, stable_baselines3.SAC):
             outputs = self.critic.unroll(batch, batch.states[2:])[: len(batch.actions)]
         values = self.critic.values(outputs, actions).min(dim=-1).values
         return (batch.weights * (ent_coef * log_probs - values)).sum()
-
-
-def _minimise(loss: th.Tensor, optimizer: th.optim.Optimizer) -> None:
-    optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()

@@ -170,8 +170,8 @@ def test_single_steps_from_anywhere_are_those_of_the_originals(env_id: str) -> N
         if "Continuous" in env_id:  # episodes begin in float64 and at rest, and go on in float32
             place = place.astype(np.float32) if index % 2 else place * [1, 0]
         original.state = place
-        for name, value in twin.state(original).items():
-            batch.states[name][index] = value
+        for name, value_in in twin.state.items():
+            batch.states[name][index] = value_in(original)
         observation, reward, terminated, *_ = original.step(actions[index])
         expected.append((observation, reward, terminated))
     step = batch.step(actions[:, None])

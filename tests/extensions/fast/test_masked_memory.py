@@ -17,7 +17,7 @@ import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.acting.policy import PolicyInputs
 from marl_sb3.core.acting.recurrent import RecurrentRolloutPolicy
-from marl_sb3.extensions.fast.masked_memory import MaskableMemoryPolicy
+from marl_sb3.extensions.fast.masked_on_policy import MaskableMemoryPolicy
 from marl_sb3.wrappers.observations import choices_of
 
 NETWORK: dict[str, Any] = {"net_arch": [4], "lstm_hidden_size": 3, "n_lstm_layers": 2}
