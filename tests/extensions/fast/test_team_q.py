@@ -15,6 +15,7 @@ import torch as th
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_trainings import assert_goes_on_exactly
 from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 
 from marl_sb3 import QMIX, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, SwappedAssignment, make_vec_env
@@ -315,12 +316,7 @@ def test_a_resumed_training_is_the_same_as_one_that_was_not_interrupted(
     def begun() -> MultiAgentAlgorithm:
         return made("qmix", make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=PLANS, env_state=env_state), **more)
 
-    whole = begun().learn(40) if steps else begun()
-    whole.save(tmp_path / "saved")
-    whole.learn(40, reset_num_timesteps=False)
-    resumed = MultiAgentAlgorithm.load(tmp_path / "saved", begun().env)
-    assert not steps or not same_weights(whole, resumed)
-    assert same_weights(whole, resumed.learn(40, reset_num_timesteps=False))
+    assert same_weights(*assert_goes_on_exactly(begun, tmp_path, steps, 40))
 
 
 def test_a_checkpoint_of_another_state_is_refused_and_one_before_the_first_step_is_not(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_trainings import same_weights, weights
 from stable_baselines3.common.callbacks import CallbackList
 from toy_envs import ScriptedEnv
 
@@ -337,16 +338,11 @@ class Keeps(MultiAgentCallback):
             self.kept.append(trajectory)
 
 
-def weights(trained: MultiAgentAlgorithm) -> Any:
-    return [array for each in trained.policies.values() for array in each.policy.state_dict().values()]
-
-
 @pytest.mark.parametrize("algo", ["ppo", "recurrent_ppo"])
 def test_trajectories_of_rollouts(algo: str) -> None:
     keeps = Keeps()
     trained = algorithm(keeps, policies={"shared": PolicySpec(algo)})
-    assert all((one == other).all() for one, other in zip(weights(trained), weights(
-        algorithm(policies={"shared": PolicySpec(algo)}).learn(16)), strict=True))  # fmt: skip
+    assert same_weights(trained, algorithm(policies={"shared": PolicySpec(algo)}).learn(16))
     of_a = [each for each in keeps.kept if each.agent == "a"]
     assert [each.steps.tolist() for each in of_a] == [[0, 1, 2], [3, 4, 5], [6, 7]]  # a rollout of 8 steps
     assert [each.rewards.tolist() for each in of_a] == [[1, 2, 4], [1, 2, 4], [1, 2]]
