@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -275,7 +274,6 @@ def test_stock_sb3_trains_it_on_its_own_frames() -> None:
 
 @pytest.mark.parametrize(("side", "low", "high"), [("attention", 0.75, 1.0), ("mlp", 0.35, 0.65)])
 def test_attention_remembers_a_cue_and_a_network_without_memory_guesses(
-    side: str, low: float, high: float, monkeypatch: pytest.MonkeyPatch
+    side: str, low: float, high: float, benchmark: Any
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    assert low <= importlib.import_module("memory_task").train(side, delay=2, timesteps=2048, seed=0)[0] <= high
+    assert low <= benchmark("memory_task").train(side, delay=2, timesteps=2048, seed=0)[0] <= high

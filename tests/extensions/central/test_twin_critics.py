@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -282,9 +281,8 @@ def test_other_algorithms_of_the_team_act_as_they_are() -> None:
     assert bool((seen[:, 14:] != 0).any(dim=0).all())
 
 
-def test_they_learn_what_the_other_agent_sees_and_critics_of_one_agent_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    train = importlib.import_module("team_task").train
+def test_they_learn_what_the_other_agent_sees_and_critics_of_one_agent_do_not(benchmark: Any) -> None:
+    train = benchmark("team_task").train
     central, own = (train("sac", critics, timesteps=1600, seed=0) for critics in ("central", "own"))
     assert central < own / 2
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -421,24 +420,18 @@ def test_states_that_memory_has_no_room_for_are_refused(monkeypatch: pytest.Monk
 
 # --- The two-step game -----------------------------------------------------------------------------------------------
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+each_side = pytest.mark.parametrize(("algo", "paid"), [("vdn", 7), ("qmix", 8)])
 
 
-@pytest.fixture
-def game(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("two_step_game")
-
-
-@pytest.mark.parametrize(("algo", "paid"), [("vdn", 7), ("qmix", 8)])
-def test_in_the_two_step_game_qmix_finds_what_no_sum_of_values_tells(algo: str, paid: int, game: Any) -> None:
+@each_side
+def test_in_the_two_step_game_qmix_finds_what_no_sum_of_values_tells(algo: str, paid: int, benchmark: Any) -> None:
     """A training with a faster step; the benchmark has that of the documentation."""
     small = {"learning_rate": 0.01, "train_freq": 2, "target_update_interval": 200, "policy_kwargs": {"net_arch": [16]}}
-    assert game.train(algo, 2_500, 0, **small) == paid
+    assert benchmark("two_step_game").train(algo, 2_500, 0, **small) == paid
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(("algo", "paid"), [("vdn", 7), ("qmix", 8)])
-def test_the_same_with_five_seeds(algo: str, paid: int, seed: int, game: Any) -> None:
-    assert game.train(algo, 16_000, seed) == paid
+@each_side
+def test_the_same_with_five_seeds(algo: str, paid: int, seed: int, benchmark: Any) -> None:
+    assert benchmark("two_step_game").train(algo, 16_000, seed) == paid
