@@ -21,6 +21,7 @@ from toy_envs import SampledEnv, ScriptedEnv
 
 from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.metrics.names import flatten
+from marl_sb3.envs.arena import ArenaEnv
 
 TINY: dict[str, Any] = {"batch_size": 4, "n_epochs": 1, "policy_kwargs": {"net_arch": [4]}, "learning_rate": 0.01}
 NETWORK = {"net_arch": [4]}
@@ -238,7 +239,7 @@ def test_saved_policies_have_a_zip_each_that_predicts_the_same(tmp_path: Path) -
 
 
 def digest() -> str:
-    """What a short training with several policies comes to, in 64 digits."""
+    """What a short training with several policies and two episodes of the arena come to, in 64 digits."""
     th.set_num_threads(1)
     script = {agent: (1 + index, "truncated") for index, agent in enumerate(["zoe", "adam", "bill", "carl", "dora"])}
     mapping = {agent: "qpr"[index % 3] for index, agent in enumerate(script)}
@@ -247,7 +248,9 @@ def digest() -> str:
     results = [without_clock(algorithm.train_iteration()) for _ in range(2)]
     values = [value for policy_id in policies for value in weights(algorithm, policy_id).values()]
     bits = [value.numpy().tobytes().hex() for value in values]
-    return hashlib.sha256(json.dumps([results, bits]).encode()).hexdigest()
+    arena, pushes = ArenaEnv(height=1, width=3, max_timesteps=40), {"agent1": 1, "agent2": 3}
+    played = [repr([arena.reset(seed), *(arena.step(pushes) for _ in range(40))]) for seed in (7, None)]
+    return hashlib.sha256(json.dumps([results, bits, played]).encode()).hexdigest()
 
 
 def test_same_seed_is_the_same_training_in_this_process_and_in_another() -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -191,35 +187,6 @@ def test_coins_of_an_episode_come_from_one_draw():
             assert list(rewards.values()) == outcome.rewards, (episode, t)
             assert observations["agent1"].tolist() == state.cells, (episode, t)
         env.reset()
-
-
-_CHILD = """
-import json
-import numpy as np
-from marl_sb3.envs.arena import ArenaEnv
-env = ArenaEnv(height=1, width=3, max_timesteps=40)
-rng = np.random.default_rng(0)
-played = []
-for seed in (7, None):
-    observations, infos = env.reset(seed=seed)
-    while env.agents:
-        actions = dict(zip(env.agents, rng.choice([1, 3], size=2).tolist()))
-        observations, *rest = env.step(actions)
-        played.append([{agent: seen.tolist() for agent, seen in observations.items()}, *rest])
-print(json.dumps(played))
-"""
-
-
-def test_same_seed_in_processes_with_different_hash_seeds():
-    children = []
-    for hash_seed in ("1", "2"):
-        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-c", _CHILD]
-        children.append(subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True))
-    outputs = [child.communicate(timeout=60)[0] for child in children]
-    assert [child.returncode for child in children] == [0, 0]
-    assert outputs[0] == outputs[1]
-    assert outputs[0].count('"agent1": {"collision"') == 80  # two whole episodes
 
 
 # Errors
