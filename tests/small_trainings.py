@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,11 +113,41 @@ def assert_same(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> None:
             np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
-def same_weights(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> bool:
-    pairs = [
-        (each.policy.state_dict(), other.policies[name].policy.state_dict()) for name, each in one.policies.items()
-    ]
-    return all(th.equal(own[name], others[name]) for own, others in pairs for name in own)
+def weights(algorithm: Any, *policies: str) -> dict[str, th.Tensor]:
+    """Copies of all weights by policy and name, or of those of the policies."""
+    return {
+        f"{policy_id}/{name}": tensor.detach().clone()
+        for policy_id in policies or algorithm.policies
+        for name, tensor in algorithm.policies[policy_id].policy.state_dict().items()
+    }
+
+
+def are_equal(one: Mapping[str, th.Tensor], other: Mapping[str, th.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(th.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def same_weights(one: Any, other: Any) -> bool:
+    return are_equal(weights(one), weights(other))
+
+
+def assert_goes_on_exactly(
+    begun: Callable[[], MultiAgentAlgorithm], folder: Path, first: int, rest: int
+) -> tuple[MultiAgentAlgorithm, MultiAgentAlgorithm]:
+    """A training that is saved, loaded and goes on ends as the one that was saved, and has learned something.
+
+    Args:
+        begun: makes the training, always the same.
+        first: env steps before it is saved.
+        rest: env steps afterwards.
+    """
+    whole = begun().learn(first) if first else begun()
+    whole.save(folder / "saved")
+    whole.learn(rest, reset_num_timesteps=False)
+    resumed = MultiAgentAlgorithm.load(folder / "saved", begun().env, device="cpu")
+    assert not same_weights(whole, resumed)
+    resumed.learn(rest, reset_num_timesteps=False)
+    assert_same(whole, resumed)
+    return whole, resumed
 
 
 def without_clock(metrics: Mapping[str, Any], *others: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import stat
@@ -160,10 +159,9 @@ Load = Callable[[str], ModuleType]
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch, in_tmp: Path) -> Load:
-    """Import a file of `benchmarks/` as a script would; run folders and figures appear in a folder of the test."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
+def load(benchmark: Load, in_tmp: Path) -> Load:
+    """Imports a benchmark; run folders and figures appear in a folder of the test."""
+    return benchmark
 
 
 def numbers(node: Any) -> Iterator[float]:

@@ -213,6 +213,22 @@ class MovingEnv(NoisyEnv):
         return returned
 
 
+FORCES = spaces.Box(-1, 1, (1,))
+
+
+class Forces(NoisyEnv):
+    """The same with actions in a Box, of which it sees the digits."""
+
+    forces = FORCES
+
+    def action_space(self, agent: str) -> spaces.Box:
+        return self.forces
+
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        most = self.forces.high.item()
+        return super().step({agent: round(4 * (1 + action.item() / most)) for agent, action in actions.items()})
+
+
 class SampledEnv(ScriptedEnv):
     """Observations are samples of any space; `shown` and `received` keep what went out and what came in."""
 
@@ -265,6 +281,15 @@ class RandomEnv(gymnasium.Env):
 
 
 # Spaces of actions that masks are for.
+def batch(space: spaces.Space[Any], rows: int = 5) -> Any:
+    """Samples of a space, always the same."""
+    space.seed(3)
+    points = [space.sample() for _ in range(rows)]
+    if isinstance(space, spaces.Dict):
+        return {key: np.stack([point[key] for point in points]) for key in space.spaces}
+    return np.stack(points)
+
+
 CHOICES = {
     "Discrete": spaces.Discrete(4),
     "MultiDiscrete": spaces.MultiDiscrete([3, 2]),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from clients import Simulator, agents_of, answered, external
+from small_trainings import same_weights
 from stable_baselines3.common.callbacks import BaseCallback
 from toy_envs import ScriptedEnv
 
@@ -24,11 +25,6 @@ WAITING = {
     "joins": {"b": 1},
 }
 FAST = {"net_arch": [8]}
-
-
-def weights(algorithm: MultiAgentAlgorithm) -> bytes:
-    parts = algorithm.parts.learners.items()
-    return b"".join(value.numpy().tobytes() for _, own in parts for value in own.algorithm.policy.state_dict().values())
 
 
 @pytest.mark.parametrize(
@@ -56,7 +52,7 @@ def test_one_client_trains_the_same_weights_as_the_env_in_process(algo: str, mak
     assert outside.num_timesteps == inside.num_timesteps
     returns = [[episode.agent_returns for episode in own.tracker.episodes] for own in (outside, inside)]
     assert returns[0] == returns[1]
-    assert weights(outside) == weights(inside)
+    assert same_weights(outside, inside)
 
 
 class Rollouts(BaseCallback):

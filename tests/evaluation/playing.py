@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch as th
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
@@ -24,14 +23,6 @@ PAY = {"a": [1.0, 2.0], "b": [10.0, 20.0, 30.0]}
 def make(env: Any = ScriptedEnv, policies: Any = "shared", env_kwargs: Any = None, **options: Any) -> Any:
     vec_env = make_vec_env(env, n_envs=2, seed=0, **(env_kwargs or {}))
     return MultiAgentAlgorithm(vec_env, policies, **{**SMALL, **options})
-
-
-def weights(algorithm: MultiAgentAlgorithm) -> dict[str, th.Tensor]:
-    return {
-        f"{policy_id}/{name}": value
-        for policy_id, policy in algorithm.policies.items()
-        for name, value in policy.policy.state_dict().items()
-    }
 
 
 def plans(n_envs: int) -> list[Any]:

@@ -11,8 +11,8 @@ import pytest
 import stable_baselines3
 import torch as th
 from gymnasium import spaces
-from playing import make, plans, weights
-from small_trainings import without_clock
+from playing import make, plans
+from small_trainings import same_weights, without_clock
 from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 
 from marl_sb3 import EnvError, PolicySpec, make_vec_env
@@ -82,7 +82,7 @@ def test_a_training_is_the_same_with_and_without_evaluations(env: Any, env_kwarg
     for seed, result in enumerate(expected):
         evaluate_policies(evaluated, own_env, n_episodes=3, deterministic=False, seed=seed or None)
         assert without_clock(evaluated.train_iteration()) == result
-    assert all(th.equal(value, weights(evaluated)[name]) for name, value in weights(plain).items())
+    assert same_weights(plain, evaluated)
 
 
 class Steering(ScriptedEnv):

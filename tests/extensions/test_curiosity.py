@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from small_trainings import assert_same, bits
+from small_trainings import assert_goes_on_exactly, assert_same, bits
 from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, evaluate_policies, make_vec_env
@@ -134,12 +134,8 @@ def test_a_resumed_training_is_the_same_as_one_that_was_not_interrupted(kind: st
     def begun() -> MultiAgentAlgorithm:
         return make(kind, make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=PLANS))
 
-    whole = begun().learn(240)
-    begun().learn(120).save(tmp_path / "saved")
-    resumed = MultiAgentAlgorithm.load(tmp_path / "saved", begun().env, device="cpu")
+    whole, resumed = assert_goes_on_exactly(begun, tmp_path, 120, 120)
     assert curiosity_of(resumed)._has_learned
-    resumed.learn(120, reset_num_timesteps=False)
-    assert_same(whole, resumed)
     assert bits(curiosity_of(whole).get_state()) == bits(curiosity_of(resumed).get_state())
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
+from small_trainings import same_weights
 
 import marl_sb3
 from marl_sb3 import (
@@ -74,14 +75,6 @@ def trained(
     for _ in range(iterations):
         algorithm.train_iteration()
     return algorithm
-
-
-def same(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> bool:
-    of_both = ([weights(algo.policies[name]) for name in algo.policies] for algo in (one, other))
-    return all(
-        own.keys() == their.keys() and all(np.array_equal(own[key], their[key]) for key in own)
-        for own, their in zip(*of_both, strict=True)
-    )
 
 
 # --- Who plays whom --------------------------------------------------------------------------------------------------
@@ -191,7 +184,7 @@ def test_a_league_without_opponents_yet_is_plain_self_play() -> None:
     plain = MultiAgentAlgorithm(plain.env, {"main": PolicySpec(PPO, **ON)}, dict.fromkeys(AGENTS, "main"), seed=3)
     for _ in range(3):
         plain.train_iteration()
-    assert same(league, plain)
+    assert same_weights(league, plain)
 
 
 NORMALISED = PolicySpec(PPO, **ON, normalize_observations=True, frame_stack=2)
@@ -215,7 +208,7 @@ def test_a_training_with_a_pool_goes_on_exactly(name: str, tmp_path: Path) -> No
     rest = MultiAgentAlgorithm.load(tmp_path / "saved", env, policy_mapping_fn=league)
     for _ in range(3):
         result = rest.train_iteration()
-    assert same(whole, rest)
+    assert same_weights(whole, rest)
     guests = [each.get_state()[0]["env"]["guests"] for each in (whole, rest)]
     for part in ("names", "members", "actors"):  # in the same order, whatever was played before
         assert [*guests[0][part]] == [*guests[1][part]] == sorted(guests[0][part])
@@ -260,7 +253,7 @@ def test_shards_go_on_exactly(spec: PolicySpec, tmp_path: Path) -> None:
     rest = MultiAgentAlgorithm.load(tmp_path / "saved", env, policy_mapping_fn=league)
     for _ in range(3):
         result = rest.train_iteration()
-    assert same(whole, rest)
+    assert same_weights(whole, rest)
     assert result["league"]["against"]["main"]
 
 

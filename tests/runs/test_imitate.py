@@ -16,6 +16,7 @@ import pytest
 from gymnasium import spaces
 from recordings import episode, write_dataset
 from refusals import refusal
+from small_trainings import are_equal, same_weights, weights
 
 import marl_sb3
 from marl_sb3 import imitate
@@ -54,10 +55,6 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> marl_sb3.Run:
     return cloned(data, tmp_path_factory.mktemp("runs") / "cloned")
 
 
-def weights(run: marl_sb3.Run) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy() for name, tensor in run.policies["shared"].policy.state_dict().items()}
-
-
 def test_the_folder_is_that_of_a_run(run: marl_sb3.Run, data: Path) -> None:
     lines = [json.loads(line) for line in (run.folder / "result.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in lines] == [1, 2, 3]
@@ -81,7 +78,7 @@ def test_a_training_goes_on_from_it(run: marl_sb3.Run, tmp_path: Path) -> None:
     settings = {**SMALL, "learning_starts": 10**6}
     more: dict[str, Any] = {"settings": settings, "algo": "sac", "timesteps": 10, "progress_bar": False, "n_envs": 1}
     trained = marl_sb3.train("Pendulum-v1", init_from=[str(run.folder)], run_dir=tmp_path / "on", **more)
-    np.testing.assert_array_equal(weights(trained)["actor.mu.weight"], weights(run)["actor.mu.weight"])
+    np.testing.assert_array_equal(weights(trained)["shared/actor.mu.weight"], weights(run)["shared/actor.mu.weight"])
     mine, theirs = (each.algorithm.processing["shared"].statistics["observations"] for each in (trained, run))
     assert mine.count > theirs.count > 70
 
@@ -97,8 +94,8 @@ def test_it_is_resumed(data: Path, tmp_path: Path) -> None:
 def test_the_same_seed_is_the_same_run(run: marl_sb3.Run, data: Path, tmp_path: Path) -> None:
     again, other = cloned(data, tmp_path / "again"), cloned(data, tmp_path / "other", seed=2)
     first, same, different = map(weights, (run, again, other))
-    assert all(np.array_equal(first[name], same[name]) for name in first)
-    assert not np.array_equal(first["actor.mu.weight"], different["actor.mu.weight"])
+    assert are_equal(first, same)
+    assert not np.array_equal(first["shared/actor.mu.weight"], different["shared/actor.mu.weight"])
 
 
 def test_the_command_prints_a_line_for_each_epoch(
@@ -163,10 +160,10 @@ def test_an_interruption_keeps_what_was_learned_and_the_cloning_goes_on(
     assert evaluate_main([str(folder), "--episodes", "1"]) == 0
     went_on = imitate(resume=folder, progress_bar=False)
     assert [result["iteration"] for result in went_on.results] == [1, 2, 3]
-    assert all(np.array_equal(weights(run)[name], weights(went_on)[name]) for name in weights(run))
+    assert same_weights(run, went_on)
     before = weights(went_on)
     assert main(["--resume", str(folder), "--quiet"]) == 0  # nothing is left to do
-    assert all(np.array_equal(before[name], weights(marl_sb3.load_run(folder))[name]) for name in before)
+    assert are_equal(before, weights(marl_sb3.load_run(folder)))
 
 
 def test_only_what_was_cloned_goes_on_and_as_it_was(
@@ -222,7 +219,7 @@ def test_offline_training_that_is_interrupted_goes_on_exactly(
     np.random.seed(99)  # noqa: NPY002 - the minibatches are drawn from this generator, whose state is in the checkpoint
     went_on = imitate(resume=tmp_path / "run", progress_bar=False)
     assert [result["iteration"] for result in went_on.results] == [1, 2, 3]
-    assert all(np.array_equal(weights(whole)[name], weights(went_on)[name]) for name in weights(whole))
+    assert same_weights(whole, went_on)
 
 
 def test_options_of_cloning_are_refused_for_iql_and_leave_no_folder(

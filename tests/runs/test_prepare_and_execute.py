@@ -12,6 +12,7 @@ import pytest
 import stable_baselines3
 import torch as th
 from small_runs import assert_same_runs
+from small_trainings import same_weights, weights
 from stable_baselines3.common.callbacks import BaseCallback
 from toy_envs import ScriptedEnv
 
@@ -30,19 +31,6 @@ TINY = {"n_steps": 10, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 7}
 
 def tiny(timesteps: int = 60, settings: dict | None = None, **options: object) -> Run:
     return marl_sb3.train("arena", timesteps=timesteps, n_envs=2, settings={**TINY, **(settings or {})}, **options)
-
-
-def weights(run: Run) -> dict[str, th.Tensor]:
-    return {
-        f"{policy_id}/{name}": value
-        for policy_id, algorithm in run.algorithm.policies.items()
-        for name, value in algorithm.policy.state_dict().items()
-    }
-
-
-def assert_same_weights(one: Run, other: Run) -> None:
-    assert weights(one).keys() == weights(other).keys()
-    assert all(th.equal(value, weights(other)[name]) for name, value in weights(one).items())
 
 
 def test_run_folder_has_every_file_of_the_contract(in_tmp: Path) -> None:
@@ -74,7 +62,7 @@ def test_config_of_a_run_repeats_it_bit_for_bit(in_tmp: Path) -> None:
 
 def test_another_seed_is_another_run(in_tmp: Path) -> None:
     one, other = tiny(seed=1), tiny(seed=2)
-    assert not th.equal(*(next(iter(weights(run).values())) for run in (one, other)))
+    assert not th.equal(*(next(iter(weights(run.algorithm).values())) for run in (one, other)))
 
 
 def test_config_spells_out_the_defaults_of_sb3(in_tmp: Path) -> None:
@@ -90,7 +78,7 @@ def test_saved_policies_are_those_trained_and_stock_sb3_opens_them(in_tmp: Path)
     for policy_id, path in run.policy_files.items():
         loaded = stable_baselines3.PPO.load(path, device="cpu")
         for name, value in loaded.policy.state_dict().items():
-            assert th.equal(value, weights(run)[f"{policy_id}/{name}"])
+            assert th.equal(value, weights(run.algorithm)[f"{policy_id}/{name}"])
 
 
 def test_stop_condition_ends_the_run_and_says_so(in_tmp: Path) -> None:
@@ -105,21 +93,22 @@ def test_mapping_with_agents_listed_trains_those_policies(in_tmp: Path) -> None:
     assert run.algorithm.policy_of == {"agent1": "q", "agent2": "p"}
     assert [run.algorithm.policies[p].gamma for p in ("p", "q")] == [0.5, 0.8]  # the preset's
     again = marl_sb3.train(hparams=run.folder / "config.yaml")
-    assert_same_weights(run, again)
+    assert same_weights(run.algorithm, again.algorithm)
 
 
 def test_policies_to_train_leaves_the_others_as_they_were(in_tmp: Path) -> None:
     settings = {"policies_to_train": ["agent1"]}
     short, long = (tiny(n, settings, policies="per_agent", seed=1) for n in (20, 60))
-    for name, value in weights(short).items():
-        assert th.equal(value, weights(long)[name]) == name.startswith("agent2/")
+    for name, value in weights(short.algorithm).items():
+        assert th.equal(value, weights(long.algorithm)[name]) == name.startswith("agent2/")
 
 
 def test_a_factory_trains_under_its_name(in_tmp: Path) -> None:
     run = marl_sb3.train(ScriptedEnv, timesteps=20, n_envs=2, seed=1, settings={"n_steps": 10, "batch_size": 8})
     assert run.config.env == "toy_envs:ScriptedEnv"
     assert run.folder.parent == in_tmp / "runs/toy_envs_ScriptedEnv"
-    assert_same_weights(run, marl_sb3.train("toy_envs:ScriptedEnv", hparams=run.folder / "config.yaml"))
+    again = marl_sb3.train("toy_envs:ScriptedEnv", hparams=run.folder / "config.yaml")
+    assert same_weights(run.algorithm, again.algorithm)
 
 
 def test_nothing_is_imported_because_a_file_says_so(in_tmp: Path) -> None:

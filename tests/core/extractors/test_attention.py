@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import stable_baselines3
 import torch as th
 from gymnasium import spaces
-from small_trainings import trained_by
+from small_trainings import assert_goes_on_exactly, trained_by
 from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 from torch import nn
@@ -208,20 +207,14 @@ def test_every_algorithm_trains_attention_and_loaded_policies_act_as_trained_one
 def test_a_resumed_training_is_bit_for_bit_an_undisturbed_one(tmp_path: Path) -> None:
     """Agent b waits now and then and ends before a; rollouts end within episodes."""
 
-    def env() -> Any:
-        script = {"a": (7, "truncated"), "b": (5, "terminated")}
-        return make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=[[(script, {}, {"b": [1, 3]})]] * 2)
+    script = {"a": (7, "truncated"), "b": (5, "terminated")}
+    settings: Any = {"frame_stack": 3, "policy_kwargs": ATTENTION, "n_epochs": 1, "batch_size": 4}
 
-    settings = {"frame_stack": 3, "policy_kwargs": ATTENTION, "n_epochs": 1, "batch_size": 4}
-    undisturbed = MultiAgentAlgorithm(env(), n_steps=6, seed=3, device="cpu", **settings)
-    undisturbed.learn(12)
-    folder = undisturbed.save(tmp_path / "saved")
-    undisturbed.learn(12, reset_num_timesteps=False)
-    resumed = MultiAgentAlgorithm.load(folder, env(), device="cpu")
-    resumed.learn(12, reset_num_timesteps=False)
-    expected, found = (each.policies["shared"].policy.state_dict() for each in (undisturbed, resumed))
-    for name, value in expected.items():
-        assert th.equal(found[name], value), name
+    def begun() -> MultiAgentAlgorithm:
+        env = make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=[[(script, {}, {"b": [1, 3]})]] * 2)
+        return MultiAgentAlgorithm(env, n_steps=6, seed=3, device="cpu", **settings)
+
+    assert_goes_on_exactly(begun, tmp_path, 12, 12)
 
 
 def test_a_checkpoint_has_no_arguments_of_other_kinds() -> None:
@@ -281,7 +274,6 @@ def test_stock_sb3_trains_it_on_its_own_frames() -> None:
 
 @pytest.mark.parametrize(("side", "low", "high"), [("attention", 0.75, 1.0), ("mlp", 0.35, 0.65)])
 def test_attention_remembers_a_cue_and_a_network_without_memory_guesses(
-    side: str, low: float, high: float, monkeypatch: pytest.MonkeyPatch
+    side: str, low: float, high: float, benchmark: Any
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    assert low <= importlib.import_module("memory_task").train(side, delay=2, timesteps=2048, seed=0)[0] <= high
+    assert low <= benchmark("memory_task").train(side, delay=2, timesteps=2048, seed=0)[0] <= high

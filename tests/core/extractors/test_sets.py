@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -270,7 +269,6 @@ def test_what_does_not_fit_is_refused(space: spaces.Space[Any], settings: dict[s
     [("deep_sets", 4096, 0.8, 1.0), ("set_attention", 3072, 0.8, 1.0), ("mlp", 4096, 0.4, 0.7)],
 )
 def test_policies_learn_where_the_nearest_entity_is(
-    side: str, timesteps: int, low: float, high: float, monkeypatch: pytest.MonkeyPatch
+    side: str, timesteps: int, low: float, high: float, benchmark: Any
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    assert low <= importlib.import_module("nearest_task").train(side, most=5, timesteps=timesteps, seed=0) <= high
+    assert low <= benchmark("nearest_task").train(side, most=5, timesteps=timesteps, seed=0) <= high

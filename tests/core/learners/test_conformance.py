@@ -17,7 +17,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stock_training import leaves
-from toy_envs import CHOICES, NoisyEnv, SampledEnv, ScriptedEnv
+from toy_envs import CHOICES, FORCES, Forces, NoisyEnv, SampledEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
@@ -33,17 +33,6 @@ class Continuous(ScriptedEnv):
         return FORCES
 
 
-class ContinuousNoisy(NoisyEnv):
-    """The same with actions in a Box, of which it sees the digits."""
-
-    def action_space(self, agent: str) -> spaces.Box:
-        return FORCES
-
-    def step(self, actions: Mapping[str, Any]) -> Any:
-        return super().step({agent: round(4 * (1 + action.item())) for agent, action in actions.items()})
-
-
-FORCES = spaces.Box(-1, 1, (1,))
 HYBRID = {
     "Dict": spaces.Dict({"choice": spaces.Discrete(3), "force": FORCES}),
     "Tuple": spaces.Tuple([spaces.Discrete(3), spaces.Dict({"force": FORCES})]),
@@ -152,7 +141,7 @@ class Kind:
         script = {"a": (7, "truncated"), "b": (7, "terminated")}
         plans = [[(script, {}, {"b": [1, 3, 4, 6]})]] * 2
         if self.continuous:
-            return make_vec_env(ContinuousNoisy, n_envs=2, seed=1, plans=plans)
+            return make_vec_env(Forces, n_envs=2, seed=1, plans=plans)
         noisy: Any = partial(HybridNoisy, self.hybrid) if self.hybrid else NoisyEnv
         return make_vec_env(noisy, n_envs=2, seed=1, plans=plans, masked=self.masked)
 

@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import stable_baselines3
+from small_trainings import same_weights
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, load_policies, make_vec_env
 from marl_sb3.core.state.state import StateReader
@@ -29,10 +30,6 @@ def batched() -> MultiAgentAlgorithm:
     return trained(vectorizer="batched")
 
 
-def weights(algorithm: MultiAgentAlgorithm) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy() for name, tensor in algorithm.policies["shared"].policy.state_dict().items()}
-
-
 def test_the_arena_is_trained_by_the_kernels(batched: MultiAgentAlgorithm) -> None:
     policy: Any = batched.policies["shared"]
     assert policy.observation_space.nvec.tolist() == [41] * 6
@@ -43,8 +40,7 @@ def test_the_arena_is_trained_by_the_kernels(batched: MultiAgentAlgorithm) -> No
 def test_all_layouts_train_the_same(layout: dict[str, Any], batched: MultiAgentAlgorithm) -> None:
     other = trained(**layout)
     other.env.close()
-    for name, expected in weights(batched).items():
-        np.testing.assert_array_equal(weights(other)[name], expected, err_msg=name)
+    assert same_weights(batched, other)
 
 
 @pytest.mark.usefixtures("one_onnx_registry")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch as th
+from small_trainings import are_equal, same_weights, weights
 
 from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec
 
@@ -32,12 +33,8 @@ class CopyEachIteration(MultiAgentCallback):
         return True
 
 
-def weights(algorithm: MultiAgentAlgorithm, policy_id: str) -> list[th.Tensor]:
-    return [tensor.clone() for tensor in algorithm.policies[policy_id].policy.state_dict().values()]
-
-
-def are_equal(one: list[th.Tensor], other: list[th.Tensor]) -> bool:
-    return all(map(th.equal, one, other))
+def is_a_copy(algorithm: MultiAgentAlgorithm) -> bool:
+    return are_equal(*(algorithm.policies[name].policy.state_dict() for name in ("learner", "opponent")))
 
 
 @pytest.mark.parametrize("update_path", ["fused", "torch"])
@@ -45,9 +42,9 @@ def test_the_opponent_acts_by_the_copy(update_path: str) -> None:
     """In the next rollout it takes the actions that the learner's weights of the copy choose."""
     algorithm = two({}, {}, update_path=update_path)
     algorithm.train_iteration()
-    assert not are_equal(weights(algorithm, "learner"), weights(algorithm, "opponent"))
+    assert not is_a_copy(algorithm)
     algorithm.copy_policy("learner", "opponent")
-    assert are_equal(weights(algorithm, "learner"), weights(algorithm, "opponent"))
+    assert is_a_copy(algorithm)
     with th.no_grad():  # so that it takes the action 2 always
         for policy_id in ("learner", "opponent"):
             algorithm.policies[policy_id].policy.action_net.bias[2] = {"learner": 1e9, "opponent": -1e9}[policy_id]
@@ -75,8 +72,7 @@ def test_a_resumed_training_has_the_copies(tmp_path: Path) -> None:
     first = two({}, {}).learn(16, callback=CopyEachIteration())
     second = MultiAgentAlgorithm.load(first.save(tmp_path / "saved"), "arena")
     second.learn(8, callback=CopyEachIteration(), reset_num_timesteps=False)
-    for policy_id in ("learner", "opponent"):
-        assert are_equal(weights(whole, policy_id), weights(second, policy_id))
+    assert same_weights(whole, second)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,12 @@ import pytest
 import stable_baselines3
 import torch as th
 from gymnasium import spaces
-from small_trainings import Results, without_clock
+from small_trainings import Results, are_equal, weights, without_clock
 from toy_envs import SampledEnv, ScriptedEnv
 
 from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.metrics.names import flatten
+from marl_sb3.envs.arena import ArenaEnv
 
 TINY: dict[str, Any] = {"batch_size": 4, "n_epochs": 1, "policy_kwargs": {"net_arch": [4]}, "learning_rate": 0.01}
 NETWORK = {"net_arch": [4]}
@@ -33,14 +33,6 @@ STAGGERED = {"a": (1, "terminated"), "b": (4, "truncated")}
 def make(policies: Any = "per_agent", script: Any = None, n_envs: int = N_ENVS, **options: Any) -> MultiAgentAlgorithm:
     env = make_vec_env(ScriptedEnv, n_envs=n_envs, script=script)
     return MultiAgentAlgorithm(env, policies, **{"n_steps": N_STEPS, "seed": 0, "device": "cpu", **TINY, **options})
-
-
-def weights(algorithm: MultiAgentAlgorithm, policy_id: str) -> dict[str, th.Tensor]:
-    return {name: value.clone() for name, value in algorithm.policies[policy_id].policy.state_dict().items()}
-
-
-def same(one: Mapping[str, th.Tensor], other: Mapping[str, th.Tensor]) -> bool:
-    return all(th.equal(value, other[name]) for name, value in one.items())
 
 
 # Which policies there are, and which of them learn
@@ -61,7 +53,7 @@ def test_every_policy_learns_from_the_rows_of_its_agents(policies: Any, mapping:
     before = {policy_id: weights(algorithm, policy_id) for policy_id in rows}
     result = algorithm.train_iteration()
     for policy_id, num_rows in rows.items():
-        assert not same(before[policy_id], weights(algorithm, policy_id))
+        assert not are_equal(before[policy_id], weights(algorithm, policy_id))
         assert result["learners"][policy_id]["num_module_steps_trained"] == num_rows * N_STEPS
     assert set(result["env_runners"]["module_episode_returns_mean"]) == set(rows)
 
@@ -75,7 +67,9 @@ def test_a_policy_that_is_not_trained_acts_and_keeps_its_weights(to_train: Any, 
     before = {policy_id: weights(algorithm, policy_id) for policy_id in "ab"}
     algorithm.learn(5 * ITERATION)
     result = algorithm.train_iteration()
-    assert {policy_id for policy_id in "ab" if not same(before[policy_id], weights(algorithm, policy_id))} == trained
+    assert {
+        policy_id for policy_id in "ab" if not are_equal(before[policy_id], weights(algorithm, policy_id))
+    } == trained
     assert set(result["learners"]) == trained
     assert result["env_runners"]["agent_episode_returns_mean"] == {"a": 3.0, "b": 6.0}
     (received,) = algorithm.env.call("received", [0])
@@ -90,7 +84,7 @@ def test_policies_with_other_networks_and_learning_rates_learn_at_once() -> None
     algorithm = make({"a": small, "b": large})
     before = {policy_id: weights(algorithm, policy_id) for policy_id in "ab"}
     learners = algorithm.train_iteration()["learners"]
-    assert not any(same(before[policy_id], weights(algorithm, policy_id)) for policy_id in "ab")
+    assert not any(are_equal(before[policy_id], weights(algorithm, policy_id)) for policy_id in "ab")
     # A network each for actions and value, 3 inputs; then 3 actions and a value.
     assert learners["a"]["num_trainable_parameters"] == 2 * (4 * 3) + (4 * 3) + 4
     assert learners["b"]["num_trainable_parameters"] == 2 * (4 * 7 + 8 * 5) + (6 * 3) + 6
@@ -119,11 +113,11 @@ def test_a_policy_whose_agents_are_idle_for_a_whole_rollout_keeps_its_weights(sp
     assert idle["a"]["num_module_steps_trained"] == 0
     assert idle["a"]["policy_loss"] is None
     assert idle["b"]["num_module_steps_trained"] == 2 * N_ENVS
-    assert same(before["policy"], weights(algorithm, "a"))
+    assert are_equal(before["policy"], weights(algorithm, "a"))
     assert algorithm.get_parameters()["a"]["policy.optimizer"]["state"][0]["step"].item() == before["steps"]
     again = algorithm.train_iteration()["learners"]
     assert again["a"]["num_module_steps_trained"] == N_ENVS
-    assert not same(before["policy"], weights(algorithm, "a"))
+    assert not are_equal(before["policy"], weights(algorithm, "a"))
 
 
 # Counting
@@ -218,8 +212,8 @@ def test_parameters_move_from_one_algorithm_to_another() -> None:
     source, target = make(seed=1), make(seed=2)
     source.train_iteration()
     target.set_parameters({"b": source.get_parameters()["b"]})
-    assert same(weights(source, "b"), weights(target, "b"))
-    assert not same(weights(source, "a"), weights(target, "a"))
+    assert are_equal(weights(source, "b"), weights(target, "b"))
+    assert not are_equal(weights(source, "a"), weights(target, "a"))
     states = [algorithm.get_parameters()["b"]["policy.optimizer"]["state"] for algorithm in (source, target)]
     assert th.equal(states[0][0]["exp_avg"], states[1][0]["exp_avg"])
     with pytest.raises(ConfigError, match="unknown policy 'x'; accepted: a, b"):
@@ -245,7 +239,7 @@ def test_saved_policies_have_a_zip_each_that_predicts_the_same(tmp_path: Path) -
 
 
 def digest() -> str:
-    """What a short training with several policies comes to, in 64 digits."""
+    """What a short training with several policies and two episodes of the arena come to, in 64 digits."""
     th.set_num_threads(1)
     script = {agent: (1 + index, "truncated") for index, agent in enumerate(["zoe", "adam", "bill", "carl", "dora"])}
     mapping = {agent: "qpr"[index % 3] for index, agent in enumerate(script)}
@@ -254,7 +248,9 @@ def digest() -> str:
     results = [without_clock(algorithm.train_iteration()) for _ in range(2)]
     values = [value for policy_id in policies for value in weights(algorithm, policy_id).values()]
     bits = [value.numpy().tobytes().hex() for value in values]
-    return hashlib.sha256(json.dumps([results, bits]).encode()).hexdigest()
+    arena, pushes = ArenaEnv(height=1, width=3, max_timesteps=40), {"agent1": 1, "agent2": 3}
+    played = [repr([arena.reset(seed), *(arena.step(pushes) for _ in range(40))]) for seed in (7, None)]
+    return hashlib.sha256(json.dumps([results, bits, played]).encode()).hexdigest()
 
 
 def test_same_seed_is_the_same_training_in_this_process_and_in_another() -> None:
@@ -272,13 +268,13 @@ def test_same_seed_is_the_same_training_in_this_process_and_in_another() -> None
 @pytest.mark.parametrize("seed", [0, None])
 def test_policies_of_one_run_start_with_different_weights(seed: int | None) -> None:
     algorithm = make(seed=seed, script=dict.fromkeys("abc", (3, "truncated")))
-    first = [weights(algorithm, policy_id)["mlp_extractor.policy_net.0.weight"] for policy_id in "abc"]
+    first = [weights(algorithm, policy_id)[f"{policy_id}/mlp_extractor.policy_net.0.weight"] for policy_id in "abc"]
     assert not any(th.equal(first[i], first[j]) for i in range(3) for j in range(i))
 
 
 def test_without_a_seed_every_run_is_another() -> None:
     one, other = make("shared", seed=None), make("shared", seed=None)
-    assert not same(weights(one, "shared"), weights(other, "shared"))
+    assert not are_equal(weights(one, "shared"), weights(other, "shared"))
     one.learn(ITERATION)
 
 
@@ -295,7 +291,7 @@ def test_log_interval_says_how_often_the_metrics_are_written(capsys: pytest.Capt
 def test_numbers_of_numpy_are_numbers() -> None:
     algorithm = make(seed=np.int64(3), n_steps=np.int32(N_STEPS), learning_rate=np.float32(0.5), n_epochs=np.int64(1))
     algorithm.learn(np.int64(ITERATION))
-    assert same(weights(algorithm, "a"), weights(make(seed=3, learning_rate=0.5).learn(ITERATION), "a"))
+    assert are_equal(weights(algorithm, "a"), weights(make(seed=3, learning_rate=0.5).learn(ITERATION), "a"))
     assert json.dumps(algorithm.get_state()[0]["specs"]["a"])
 
 
@@ -439,7 +435,7 @@ def test_a_training_ends_with_the_first_update_past_its_budget_not_with_its_iter
     assert (whole.num_timesteps, parts.num_timesteps, parts.iteration) == (204, 102, 1)
     parts.learn(98, reset_num_timesteps=False)
     assert (parts.num_timesteps, parts.iteration) == (204, 2)
-    assert same(weights(whole, "all"), weights(parts, "all"))
+    assert are_equal(weights(whole, "all"), weights(parts, "all"))
     assert parts.train_iteration()["env_runners"]["num_env_steps_sampled"] == 600
 
 

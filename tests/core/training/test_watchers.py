@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch as th
+from small_trainings import same_weights
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import Logger
 from toy_envs import ScriptedEnv
@@ -95,10 +95,6 @@ def watcher_of(trained: MultiAgentAlgorithm) -> Any:
     return watcher
 
 
-def weights(trained: MultiAgentAlgorithm) -> list[th.Tensor]:
-    return [array for each in trained.policies.values() for array in each.policy.state_dict().values()]
-
-
 # --- All watchers -----------------------------------------------------------------------------------------------------
 
 
@@ -106,7 +102,7 @@ def test_a_watcher_changes_nothing_that_is_learned(name: str) -> None:
     watched = made().learn(32, WATCHERS_TESTED[name][1]())
     alone = made().learn(32)
     assert watcher_of(watched) is not None
-    assert all(th.equal(one, other) for one, other in zip(weights(watched), weights(alone), strict=True))
+    assert same_weights(watched, alone)
 
 
 def test_a_watcher_watches_one_training(name: str) -> None:
@@ -189,5 +185,5 @@ def test_experience_is_changed_by_what_stands_in_the_door() -> None:
     changed = made().learn(32)
     WATCHERS.add("toy", lambda algorithm, callback: None)
     same, other = made().learn(32, Halves()), made().learn(32)
-    assert all(th.equal(*pair) for pair in zip(weights(changed), weights(same), strict=True))
-    assert not all(th.equal(*pair) for pair in zip(weights(changed), weights(other), strict=True))
+    assert same_weights(changed, same)
+    assert not same_weights(changed, other)

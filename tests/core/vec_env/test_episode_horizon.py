@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_trainings import assert_goes_on_exactly
 from toy_envs import NoisyEnv, ScriptedEnv
 
 import marl_sb3
@@ -68,16 +69,12 @@ LONG = {"a": (50, "terminated"), "b": (50, "terminated")}
 
 @pytest.mark.parametrize("env", ["arena", NoisyEnv])
 def test_a_resumed_training_goes_on_as_an_undisturbed_one(env: Any, tmp_path: Path) -> None:
-    def envs() -> Any:
+    def begun() -> MultiAgentAlgorithm:
         more = {} if env == "arena" else {"plans": [[(LONG, {})]] * 2}
-        return make_vec_env(env, n_envs=2, episode_horizon=5, **more)
+        envs = make_vec_env(env, n_envs=2, episode_horizon=5, **more)
+        return MultiAgentAlgorithm(envs, n_steps=8, batch_size=16, n_epochs=1, seed=3, device="cpu")
 
-    undisturbed = MultiAgentAlgorithm(envs(), n_steps=8, batch_size=16, n_epochs=1, seed=3, device="cpu")
-    folder = undisturbed.learn(16).save(tmp_path / "saved")  # 3 steps of an episode
-    undisturbed.learn(32, reset_num_timesteps=False)
-    resumed = MultiAgentAlgorithm.load(folder, envs(), device="cpu").learn(32, reset_num_timesteps=False)
-    expected, found = (each.policies["shared"].policy.state_dict() for each in (undisturbed, resumed))
-    assert all(np.array_equal(expected[name], found[name]) for name in expected)
+    _, resumed = assert_goes_on_exactly(begun, tmp_path, 16, 32)  # from 3 steps of an episode on
     assert {episode.length for episode in resumed.tracker.episodes} == {5}
 
 

@@ -34,14 +34,10 @@ class DifferentSpaces(ScriptedEnv):
 
 
 @pytest.mark.parametrize(("kind", "usual"), [("observation", r"Box\(.*"), ("action", r"Discrete\(3\)")])
-def test_agents_with_different_spaces_are_refused_by_name(kind, usual):
+def test_different_spaces_of_agents_are_refused_by_name_and_those_of_envs_by_index(kind, usual):
     message = rf"agents 'a' and 'b' have different {kind}_spaces: {usual} and Discrete\(7\); the supersuit vectorizer"
     with pytest.raises(ConfigError, match=message):
         make_vec_env(DifferentSpaces, vectorizer="supersuit", kind=kind)
-
-
-@pytest.mark.parametrize(("kind", "usual"), [("observation", r"Box\(.*"), ("action", r"Discrete\(3\)")])
-def test_envs_with_different_spaces_are_refused_by_index(kind, usual):
     message = rf"env 2 has the {kind}_space Discrete\(7\) for agent 'a'; those before it: {usual}"
     with pytest.raises(ConfigError, match=message):
         make_vec_env(DifferentSpaces, n_envs=3, kind=kind, in_env=2)

@@ -49,6 +49,14 @@ def trace(vec: MultiAgentVecEnv, rng: np.random.Generator, steps: int) -> list[A
     return seen
 
 
+def brought_back(make: Any, steps: int, folder: Path, **options: Any) -> tuple[Any, Any, dict[int, str]]:
+    """A vec env that has taken some steps, another one that got its state, and which of its envs are not the same."""
+    vec, again = make_vec_env(make, seed=0, **options), make_vec_env(make, **options)
+    vec.reset()
+    trace(vec, np.random.default_rng(0), steps)
+    return vec, again, again.set_state(through_a_file(vec.get_state(), folder))
+
+
 @settings(max_examples=6, deadline=None, derandomize=True, database=None)
 @given(plans=env_plans(max_agents=3, max_episodes=1), seed=st.integers(0, 2**32 - 1), before=st.integers(0, 20))
 def test_any_script_goes_on_as_without_the_break(plans, seed, before, tmp_path_factory):
@@ -69,10 +77,8 @@ def test_any_script_goes_on_as_without_the_break(plans, seed, before, tmp_path_f
 
 
 def test_a_gymnasium_env_with_a_time_limit_goes_on(tmp_path):
-    vec, again = (make_vec_env("CartPole-v1", n_envs=3, seed=seed) for seed in (4, 5))
-    vec.reset()
-    trace(vec, np.random.default_rng(0), 30)
-    assert again.set_state(through_a_file(vec.get_state(), tmp_path)) == {}
+    vec, again, inexact = brought_back("CartPole-v1", 30, tmp_path, n_envs=3)
+    assert inexact == {}
     assert trace(again, np.random.default_rng(1), 60) == trace(vec, np.random.default_rng(1), 60)
 
 
@@ -89,11 +95,7 @@ def test_an_env_that_does_not_repeat_itself_begins_anew_and_is_named(tmp_path):
     def make(env_index):
         return Forgetful() if env_index == 1 else ScriptedEnv()
 
-    vec = make_vec_env(make, n_envs=3, seed=0)
-    vec.reset()
-    trace(vec, np.random.default_rng(0), 2)
-    again = make_vec_env(make, n_envs=3)
-    inexact = again.set_state(through_a_file(vec.get_state(), tmp_path))
+    _, again, inexact = brought_back(make, 2, tmp_path, n_envs=3)
     assert inexact == {1: "the same seed and actions led to a different state"}
     assert again.call("step_count", range(3)) == [2, 0, 2]
     steps = again.step([np.zeros((3, len(again.agents)), dtype=np.int64)])
@@ -101,10 +103,8 @@ def test_an_env_that_does_not_repeat_itself_begins_anew_and_is_named(tmp_path):
 
 
 def test_an_env_whose_get_state_raises_is_played_again(tmp_path, caplog):
-    vec, again = make_vec_env(Secretive, seed=0), make_vec_env(Secretive)
-    vec.reset()
-    trace(vec, np.random.default_rng(0), 2)
-    assert again.set_state(through_a_file(vec.get_state(), tmp_path)) == {}
+    vec, again, inexact = brought_back(Secretive, 2, tmp_path)
+    assert inexact == {}
     assert again.latest.observations[0].tolist() == vec.latest.observations[0].tolist()
     assert re.match(r"env 0, episode 0, step 2, seed \d+: get_state\(\) raised KeyError: 'goal' \(", caplog.messages[0])
 
@@ -124,10 +124,7 @@ class Raising(ScriptedEnv):
 @pytest.mark.parametrize("each_vectorizer", ["sync", "supersuit"], indirect=True)  # it looks at the envs
 def test_an_env_that_fails_in_the_replay_begins_anew(tmp_path):
     Raising.games = 0
-    vec = make_vec_env(Raising, seed=0)
-    vec.reset()
-    again = make_vec_env(Raising)
-    inexact = again.set_state(through_a_file(vec.get_state(), tmp_path))
+    _, again, inexact = brought_back(Raising, 0, tmp_path)
     assert list(inexact) == [0]
     assert re.fullmatch(
         r"env 0, episode 0, step 0, seed \d+: reset\(\) raised OSError: the simulator is busy "
@@ -140,11 +137,8 @@ def test_an_env_that_fails_in_the_replay_begins_anew(tmp_path):
 @pytest.mark.parametrize("before", [0, 1, 2, 5])
 def test_an_env_that_knows_its_state_is_asked_for_it(before, tmp_path):
     script = {"a": (2, "terminated"), "b": (4, "truncated"), "c": (3, "terminated")}
-    skips = {"c": [1, 2]}
-    vec, again = (make_vec_env(Stateful, n_envs=2, seed=0, script=script, skips=skips) for _ in range(2))
-    vec.reset()
-    trace(vec, np.random.default_rng(0), before)
-    assert again.set_state(through_a_file(vec.get_state(), tmp_path)) == {}
+    vec, again, inexact = brought_back(Stateful, before, tmp_path, n_envs=2, script=script, skips={"c": [1, 2]})
+    assert inexact == {}
     assert trace(again, np.random.default_rng(1), 9) == trace(vec, np.random.default_rng(1), 9)
 
 
@@ -153,10 +147,7 @@ def test_a_state_that_is_not_taken_over_is_noticed(tmp_path):
         def set_state(self, state):
             super().set_state({**state, "step": 0})
 
-    vec, again = make_vec_env(Deaf, seed=0), make_vec_env(Deaf)
-    vec.reset()
-    trace(vec, np.random.default_rng(0), 2)
-    inexact = again.set_state(through_a_file(vec.get_state(), tmp_path))
+    *_, inexact = brought_back(Deaf, 2, tmp_path)
     assert inexact == {0: "after set_state(), its get_state() returns another state"}
 
 
@@ -167,10 +158,7 @@ LONG = {"a": (150, "truncated"), "b": (150, "truncated")}
 def test_a_long_episode_is_brought_back_if_its_actions_fit(max_bytes, exact, tmp_path, monkeypatch):
     if max_bytes is not None:
         monkeypatch.setattr(slot_states, "MAX_BYTES", max_bytes)
-    vec, again = (make_vec_env(ScriptedEnv, seed=0, script=LONG) for _ in range(2))
-    vec.reset()
-    trace(vec, np.random.default_rng(0), 140)
-    inexact = again.set_state(through_a_file(vec.get_state(), tmp_path))
+    _, again, inexact = brought_back(ScriptedEnv, 140, tmp_path, script=LONG)
     assert inexact == ({} if exact else {0: TOO_LONG})
     assert again.call("step_count", [0]) == [140 if exact else 0]
 
@@ -179,11 +167,8 @@ def test_the_shortest_logs_are_kept_if_not_all_fit(tmp_path, monkeypatch):
     def make(env_index):
         return Plain(LONG if env_index == 1 else {"a": (5, "truncated"), "b": (5, "truncated")})
 
-    vec, again = (make_vec_env(make, n_envs=3, seed=0) for _ in range(2))
-    vec.reset()
-    trace(vec, np.random.default_rng(0), 7)
     monkeypatch.setattr(slot_states, "MAX_BYTES", 2 * 2 * 2 * 8)  # two envs, two steps, two agents, int64
-    inexact = again.set_state(through_a_file(vec.get_state(), tmp_path))
+    _, again, inexact = brought_back(make, 7, tmp_path, n_envs=3)
     assert inexact == {1: TOO_LONG}
     assert again.call("step_count", range(3)) == [2, 0, 2]
 

@@ -1,10 +1,6 @@
-"""The arena as a ParallelEnv: PettingZoo's contract, episodes, seeds and error messages."""
+"""The arena as a ParallelEnv: spaces, episodes and coins; `test_built_in_envs.py` has more."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -36,33 +32,7 @@ def crowded_arena() -> ArenaEnv:
     return ArenaEnv(height=1, width=3, max_timesteps=40)
 
 
-# The PettingZoo contract
-
-
-importing_pettingzoos_tests = pytest.mark.filterwarnings(
-    "ignore:The old environment creation API has been deprecated:DeprecationWarning"
-)
-
-
-@importing_pettingzoos_tests
-@pytest.mark.parametrize(
-    "size",
-    [
-        {},
-        {"height": 1, "width": 2, "max_timesteps": 3},
-        {"height": 2, "width": 3, "observe": "coordinates"},
-        {"height": 2, "width": 3, "observe": "window", "window": 3},
-    ],
-)
-def test_passes_pettingzoos_api_tests(size, capsys):
-    import pettingzoo.test
-
-    pettingzoo.test.parallel_api_test(ArenaEnv(**size), num_cycles=250)
-    pettingzoo.test.parallel_seed_test(lambda: ArenaEnv(**size), num_cycles=50)
-    assert "Passed Parallel API test" in capsys.readouterr().out
-
-
-@importing_pettingzoos_tests
+@pytest.mark.filterwarnings("ignore:The old environment creation API has been deprecated:DeprecationWarning")
 def test_state_is_in_its_space_and_says_where_agent1_has_been():
     from pettingzoo.test.state_test import test_parallel_env as check_state
 
@@ -157,17 +127,6 @@ def test_collision_shows_in_both_infos_and_takes_the_new_fields_reward():
     assert {type(event) for event in events} == {bool}
 
 
-def test_both_agents_are_truncated_at_max_timesteps_and_leave():
-    env = ArenaEnv(max_timesteps=3)
-    env.reset(seed=0)
-    assert env.agents == AGENTS
-    ends = [env.step(act(UP, DOWN))[2:4] for _ in range(3)]
-    running, truncated = dict.fromkeys(AGENTS, False), dict.fromkeys(AGENTS, True)
-    assert ends == [(running, running), (running, running), (running, truncated)]
-    assert env.agents == []
-    assert env.possible_agents == AGENTS
-
-
 def test_reset_forgets_the_visited_fields():
     env = ArenaEnv(max_timesteps=2)
     for _ in range(2):
@@ -200,40 +159,6 @@ def test_numpy_integers_are_actions_too():
 # Randomness
 
 
-def test_a_used_env_starts_anew_from_a_seed():
-    env = crowded_arena()
-    episodes = []
-    for seed in (7, 8, 7):
-        env.reset(seed=seed)
-        episodes.append(play_episode(env))
-    assert episodes[0] == episodes[2] != episodes[1]
-
-
-def test_same_seed_gives_the_same_episode_and_another_seed_another():
-    episodes = []
-    for seed in (7, 7, 8):
-        env = crowded_arena()
-        env.reset(seed=seed)
-        episodes.append(play_episode(env))
-    assert episodes[0] == episodes[1]
-    assert episodes[0] != episodes[2]
-
-
-def test_reset_without_a_seed_goes_on_from_the_first_seed():
-    runs = []
-    for _ in range(2):
-        env = crowded_arena()
-        env.reset(seed=7)
-        episodes = [play_episode(env)]
-        for _ in range(2):
-            env.reset()
-            episodes.append(play_episode(env))
-        runs.append(episodes)
-    assert runs[0] == runs[1]
-    first, second, third = runs[0]
-    assert first != second != third != first
-
-
 def test_an_episode_left_early_does_not_change_the_next_one():
     nexts = []
     for num_steps in (1, 30):
@@ -244,15 +169,6 @@ def test_an_episode_left_early_does_not_change_the_next_one():
         env.reset()
         nexts.append(play_episode(env))
     assert nexts[0] == nexts[1]
-
-
-def test_without_any_seed_each_env_has_its_own_entropy():
-    episodes = []
-    for _ in range(2):
-        env = ArenaEnv(height=1, width=3, max_timesteps=300)
-        env.reset()
-        episodes.append(play_episode(env))
-    assert episodes[0] != episodes[1]
 
 
 def test_coins_of_an_episode_come_from_one_draw():
@@ -273,120 +189,13 @@ def test_coins_of_an_episode_come_from_one_draw():
         env.reset()
 
 
-def test_episodes_do_not_touch_numpys_global_generator():
-    before = np.random.get_state()[1].tolist()  # noqa: NPY002  # The global generator is the point.
-    env = crowded_arena()
-    env.reset(seed=7)
-    play_episode(env)
-    assert np.random.get_state()[1].tolist() == before  # noqa: NPY002
-
-
-_CHILD = """
-import json
-import numpy as np
-from marl_sb3.envs.arena import ArenaEnv
-env = ArenaEnv(height=1, width=3, max_timesteps=40)
-rng = np.random.default_rng(0)
-played = []
-for seed in (7, None):
-    observations, infos = env.reset(seed=seed)
-    while env.agents:
-        actions = dict(zip(env.agents, rng.choice([1, 3], size=2).tolist()))
-        observations, *rest = env.step(actions)
-        played.append([{agent: seen.tolist() for agent, seen in observations.items()}, *rest])
-print(json.dumps(played))
-"""
-
-
-def test_same_seed_in_processes_with_different_hash_seeds():
-    children = []
-    for hash_seed in ("1", "2"):
-        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-c", _CHILD]
-        children.append(subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True))
-    outputs = [child.communicate(timeout=60)[0] for child in children]
-    assert [child.returncode for child in children] == [0, 0]
-    assert outputs[0] == outputs[1]
-    assert outputs[0].count('"agent1": {"collision"') == 80  # two whole episodes
-
-
 # Errors
-
-
-@pytest.mark.parametrize("name", ["height", "width", "max_timesteps"])
-@pytest.mark.parametrize("value", [0, -3, True, 2.0, "5", None])
-def test_size_must_be_a_positive_integer(name, value):
-    with pytest.raises(ConfigError) as caught:
-        ArenaEnv(**{name: value})
-    assert str(caught.value) == f"{name} must be an integer >= 1; received {value!r}"
-    assert caught.value.key == f"env.{name}"
 
 
 def test_grid_needs_a_cell_for_each_agent():
     with pytest.raises(ConfigError, match=r"height \* width must be >= 2.*received 1 \* 1") as caught:
         ArenaEnv(height=1, width=1)
     assert caught.value.key == "env.height"
-
-
-@pytest.mark.parametrize("observe", ["rows", None, ["cells"]])
-def test_unknown_observation_lists_the_accepted(observe):
-    with pytest.raises(ConfigError) as caught:
-        ArenaEnv(observe=observe)
-    assert str(caught.value) == f"observe must be cells, coordinates or window; received {observe!r}"
-    assert caught.value.key == "env.observe"
-
-
-@pytest.mark.parametrize("window", [1, 4, 23, 7.0, True, None])
-def test_a_window_has_an_odd_side(window):
-    with pytest.raises(ConfigError) as caught:
-        ArenaEnv(observe="window", window=window)
-    assert str(caught.value) == f"window must be an odd integer from 3 to 21; received {window!r}"
-    assert caught.value.key == "env.window"
-
-
-@pytest.mark.parametrize("render_mode", ["rgb", "", 3])
-def test_unknown_render_mode_lists_the_accepted(render_mode):
-    with pytest.raises(ConfigError) as caught:
-        ArenaEnv(render_mode=render_mode)
-    expected = f"render_mode must be one of human, rgb_array, ansi or None; received {render_mode!r}"
-    assert str(caught.value) == expected
-    assert caught.value.key == "env.render_mode"
-
-
-@pytest.mark.parametrize("value", [-1, 4, 1.0, "1", None, np.array([1]), np.float32(1)])
-def test_bad_action_names_the_agent_and_the_value(value):
-    env = ArenaEnv()
-    env.reset(seed=0)
-    with pytest.raises(EnvError) as caught:
-        env.step({"agent1": UP, "agent2": value})
-    assert str(caught.value) == f"arena, step 0: agent2 must act with an integer in 0..3; received {value!r}"
-    assert env.state()[:2].tolist() == [0, 99]  # Neither agent moved.
-
-
-def test_missing_action_names_the_agent():
-    env = ArenaEnv()
-    env.reset(seed=0)
-    env.step(act(UP, UP))
-    with pytest.raises(EnvError, match=r"step 1: agent1 must act .* received no action"):
-        env.step({"agent2": UP})
-
-
-def test_action_of_a_stranger_is_not_dropped_silently():
-    env = ArenaEnv()
-    env.reset(seed=0)
-    with pytest.raises(EnvError, match="no such agent: agent3; agents: agent1, agent2"):
-        env.step({**act(UP, UP), "agent3": UP})
-
-
-def test_step_needs_a_running_episode():
-    env = ArenaEnv(max_timesteps=1)
-    with pytest.raises(EnvError, match=r"step\(\) before the first reset\(\); call reset\(\) first"):
-        env.step(act(UP, UP))
-    env.reset(seed=0)
-    env.step(act(UP, UP))
-    for actions in (act(UP, UP), {}):
-        with pytest.raises(EnvError, match=r"step\(\) after the end of the episode; call reset\(\) first"):
-            env.step(actions)
 
 
 def test_state_and_render_need_a_reset():

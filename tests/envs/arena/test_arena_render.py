@@ -120,13 +120,6 @@ def test_ansi_mode_follows_the_episode():
     assert env.render() == "+ . 2\n1 . .\n"
 
 
-def test_render_without_a_mode_warns_and_draws_nothing():
-    env = ArenaEnv()
-    env.reset(seed=0)
-    with pytest.warns(UserWarning, match="without a render_mode"):
-        assert env.render() is None
-
-
 def test_other_modes_do_not_need_pygame(monkeypatch):
     monkeypatch.setitem(sys.modules, "pygame", None)
     env = ArenaEnv(render_mode="rgb_array")
@@ -148,21 +141,6 @@ def pygame(monkeypatch):
     module = pytest.importorskip("pygame")
     yield module
     module.display.quit()
-
-
-def shown(pygame):
-    return pygame.surfarray.array3d(pygame.display.get_surface()).swapaxes(0, 1)
-
-
-def test_human_mode_shows_reset_and_every_step(pygame):
-    env = ArenaEnv(height=2, width=3, render_mode="human")
-    env.reset(seed=0)
-    np.testing.assert_array_equal(shown(pygame), picture(cells=(0, 5), cell_px=40))
-    env.step({"agent1": RIGHT, "agent2": UP})
-    np.testing.assert_array_equal(shown(pygame), picture(cells=(1, 2), visited=(1,), cell_px=40))
-    assert env.render() is None
-    env.close()
-    assert pygame.display.get_surface() is None
 
 
 def test_human_mode_can_be_closed_twice_and_used_again(pygame):

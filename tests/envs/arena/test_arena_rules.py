@@ -91,26 +91,6 @@ def test_a_window_has_what_was_visited_around_oneself_and_walls_as_visited():
 # Rewards
 
 
-def test_new_field_pays_agent1():
-    state = one_arena(3, 4, cells=(0, 11))
-    outcome = play(state, (RIGHT, UP))
-    assert outcome.rewards == NEW_FIELD_PAYS
-    assert events(outcome) == (False, True, True)
-    assert visited_cells(state) == [1]
-
-
-def test_known_field_costs_agent1():
-    state = one_arena(3, 4, cells=(0, 11), visited=(1,))
-    outcome = play(state, (RIGHT, UP))
-    assert outcome.rewards == NOTHING_PAYS
-    assert events(outcome) == (
-        False,
-        False,
-        False,
-    )
-    assert visited_cells(state) == [1]
-
-
 def test_start_cell_is_a_new_field_when_agent1_comes_back_to_it():
     state = one_arena(3, 4, cells=(0, 11))
     play(state, (RIGHT, UP))
@@ -128,43 +108,42 @@ def test_push_against_a_wall_marks_the_own_cell_once():
     assert state.cells == [0, 11]
 
 
-def test_agent2_marks_nothing():
-    state = one_arena(3, 4, cells=(0, 11), visited=(0,))
-    play(state, (UP, UP))
-    assert visited_cells(state) == [0]
+# One step: height and width, cells, visited, actions, who moves first; the cells, rewards, events and visited after it.
+EITHER = (AGENT1_FIRST, AGENT2_FIRST)
+STEPS = {
+    "a new field pays agent1": (
+        (3, 4), (0, 11), [], (RIGHT, UP), EITHER, [1, 7], NEW_FIELD_PAYS, (False, True, True), [1]
+    ),
+    "a known field costs agent1": (
+        (3, 4), (0, 11), [1], (RIGHT, UP), EITHER, [1, 7], NOTHING_PAYS, (False, False, False), [1]
+    ),
+    "agent2 marks nothing": ((3, 4), (0, 11), [0], (UP, UP), EITHER, [0, 7], NOTHING_PAYS, (False, False, False), [0]),
+    # Collisions: on a row of three cells, 0 1 2
+    "agent1 runs into agent2, stays and marks nothing": (
+        (1, 3), (0, 1), [], (RIGHT, UP), EITHER, [0, 1], COLLISION_PAYS, (True, False, False), []
+    ),
+    "agent2 runs into agent1 and decides the rewards, but the new field stays marked": (
+        (1, 3), (0, 1), [], (UP, LEFT), EITHER, [0, 1], COLLISION_PAYS, (True, True, False), [0]
+    ),
+    "agent2 comes second and runs into the new position of agent1": (
+        (1, 3), (0, 2), [], (RIGHT, LEFT), [AGENT1_FIRST], [1, 2], COLLISION_PAYS, (True, True, False), [1]
+    ),
+    "agent1 comes second and runs into the new position of agent2": (
+        (1, 3), (0, 2), [], (RIGHT, LEFT), [AGENT2_FIRST], [0, 1], COLLISION_PAYS, (True, False, False), []
+    ),
+    "agents cannot swap": (
+        (1, 3), (0, 1), [], (RIGHT, LEFT), EITHER, [0, 1], COLLISION_PAYS, (True, False, False), []
+    ),
+}  # fmt: skip
 
 
-# Collisions: on a row of three cells, 0 1 2
-
-
-@pytest.mark.parametrize("first", [AGENT1_FIRST, AGENT2_FIRST])
-def test_agent1_running_into_agent2_stays_and_marks_nothing(first):
-    state = one_arena(1, 3, cells=(0, 1))
-    outcome = play(state, (RIGHT, UP), first)
-    assert state.cells == [0, 1]
-    assert outcome.rewards == COLLISION_PAYS
-    assert events(outcome) == (True, False, False)
-    assert visited_cells(state) == []
-
-
-@pytest.mark.parametrize("first", [AGENT1_FIRST, AGENT2_FIRST])
-def test_agent2_running_into_agent1_decides_the_rewards_but_the_new_field_stays_marked(first):
-    state = one_arena(1, 3, cells=(0, 1))
-    outcome = play(state, (UP, LEFT), first)
-    assert state.cells == [0, 1]
-    assert outcome.rewards == COLLISION_PAYS
-    assert events(outcome) == (True, True, False)
-    assert visited_cells(state) == [0]
-
-
-@pytest.mark.parametrize(("first", "cells", "marked"), [(AGENT1_FIRST, [1, 2], [1]), (AGENT2_FIRST, [0, 1], [])])
-def test_who_comes_second_runs_into_the_firsts_new_position(first, cells, marked):
-    state = one_arena(1, 3, cells=(0, 2))
-    outcome = play(state, (RIGHT, LEFT), first)
-    assert state.cells == cells
-    assert outcome.rewards == COLLISION_PAYS
-    assert events(outcome)[1:] == (bool(marked), False)
-    assert visited_cells(state) == marked
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_moves_pays_tells_and_marks(name):
+    size, cells, visited, actions, firsts, *expected = STEPS[name]
+    for first in firsts:
+        state = one_arena(*size, cells=cells, visited=visited)
+        outcome = play(state, actions, first)
+        assert [state.cells, outcome.rewards, events(outcome), visited_cells(state)] == expected
 
 
 @pytest.mark.parametrize(
@@ -180,14 +159,6 @@ def test_an_agent_can_follow_the_other_only_if_that_one_moves_first(begin, actio
     state = one_arena(1, 3, cells=begin)
     outcome = play(state, (action, action), first)
     assert (state.cells, outcome.rewards) == (cells, rewards)
-
-
-@pytest.mark.parametrize("first", [AGENT1_FIRST, AGENT2_FIRST])
-def test_agents_can_not_swap(first):
-    state = one_arena(1, 3, cells=(0, 1))
-    outcome = play(state, (RIGHT, LEFT), first)
-    assert (state.cells, visited_cells(state)) == ([0, 1], [])
-    assert outcome.rewards == COLLISION_PAYS
 
 
 # Walls: on 3 rows of 4 cells, a neighbour by number need not be a neighbour on the grid

@@ -10,7 +10,7 @@ import pytest
 from marl_sb3.envs.waterworld import WaterworldEnv
 from marl_sb3.envs.waterworld import env as render
 from marl_sb3.envs.waterworld.env import Parameters
-from marl_sb3.errors import ConfigError, EnvError
+from marl_sb3.errors import EnvError
 
 PARAMETERS = Parameters(n_pursuers=2, n_evaders=1, n_poisons=1, obstacle_radius=0.05)
 POSITIONS = np.array([[0.25, 0.5, 0.25, 0.75], [0.25, 0.5, 0.75, 0.75]])
@@ -67,29 +67,3 @@ def test_rgb_array_mode_follows_the_episode() -> None:
     assert (env.render() != first).any()
     assert env.metadata["legend"] == render.legend(env.parameters)
     assert "legend" not in WaterworldEnv.metadata
-
-
-def test_render_without_a_mode_warns_and_draws_nothing() -> None:
-    env = WaterworldEnv()
-    env.reset(seed=0)
-    with pytest.warns(UserWarning, match="without a render_mode"):
-        assert env.render() is None
-
-
-def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises(ConfigError, match="render_mode must be one of human, rgb_array or None; received 'ansi'"):
-        WaterworldEnv(render_mode="ansi")
-
-
-def test_human_mode_shows_reset_and_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    pygame = pytest.importorskip("pygame")
-    env = WaterworldEnv(render_mode="human")
-    env.reset(seed=0)
-    first = pygame.surfarray.array3d(pygame.display.get_surface())
-    env.step({agent: np.ones(2) for agent in env.agents})
-    assert (pygame.surfarray.array3d(pygame.display.get_surface()) != first).any()
-    assert env.render() is None
-    assert pygame.display.get_caption()[0] == "waterworld"
-    env.close()
-    assert pygame.display.get_surface() is None

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 FILE = Path(__file__).parent / "pettingzoo_episode.npz"
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 SETTINGS: dict[str, Any] = {
     "n_pursuers": 3,
     "n_evaders": 4,
@@ -29,14 +27,11 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def test_our_rules_repeat_an_episode_of_pettingzoos(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from waterworld_checks import replay
-
+def test_our_rules_repeat_an_episode_of_pettingzoos(benchmark: Any) -> None:
     with np.load(FILE, allow_pickle=False) as arrays:
         trace = dict(arrays)
     assert trace["moved"].sum() == 11  # 8 foods eaten, 3 poisons touched
-    found = replay(trace, SETTINGS)
+    found = benchmark("waterworld_checks").replay(trace, SETTINGS)
     assert found["env steps"] == 150
     assert found["rewards"] == 3 * 151
     assert found["rewards that differ"] == 0

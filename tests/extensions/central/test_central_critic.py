@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from small_trainings import Results, Steps, same_weights
+from small_trainings import Results, Steps, assert_goes_on_exactly, same_weights
 from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 
 import marl_sb3
@@ -306,12 +306,7 @@ def test_after_an_update_that_failed_the_value_network_has_its_share_of_the_loss
     ["ppo", "a2c", "maskable_ppo", "maskable_a2c", "recurrent_ppo", "trpo", "maskable_trpo", "maskable_recurrent_ppo"],
 )
 def test_a_resumed_training_is_the_same_as_one_that_was_not_interrupted(algo: str, tmp_path: Path) -> None:
-    whole = made(algo).learn(24)
-    whole.save(tmp_path / "saved")
-    whole.learn(24, reset_num_timesteps=False)
-    resumed = MultiAgentAlgorithm.load(tmp_path / "saved", made(algo).env)
-    assert not same_weights(whole, resumed)
-    assert same_weights(whole, resumed.learn(24, reset_num_timesteps=False))
+    assert_goes_on_exactly(lambda: made(algo), tmp_path, 24, 24)
 
 
 def test_workers_give_the_same_weights() -> None:

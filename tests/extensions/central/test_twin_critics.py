@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import torch as th
-from small_trainings import Steps, same_weights
+from small_trainings import Steps, assert_goes_on_exactly, same_weights
 from toy_envs import MovingEnv
 
 import marl_sb3
@@ -212,15 +211,7 @@ def test_targets_of_masac_subtract_the_entropy_of_the_agent_itself() -> None:
 def test_a_resumed_training_is_the_same_as_one_that_was_not_interrupted(
     algo: str, policies: str, settings: Any, tmp_path: Path
 ) -> None:
-    whole = made(algo, policies, **settings).learn(40)
-    whole.save(tmp_path / "saved")
-    whole.learn(32, reset_num_timesteps=False)
-    resumed = MultiAgentAlgorithm.load(tmp_path / "saved", made(algo, policies).env)
-    assert not same_weights(whole, resumed)
-    assert same_weights(whole, resumed.learn(32, reset_num_timesteps=False))
-    for name in whole.policies:
-        for column, array in whole.policies[name].replay_buffer.tensors().items():
-            np.testing.assert_array_equal(array, resumed.policies[name].replay_buffer.tensors()[column], column)
+    assert_goes_on_exactly(lambda: made(algo, policies, **settings), tmp_path, 40, 32)
 
 
 @pytest.mark.parametrize("algo", ["sac", "ppo"])
@@ -290,9 +281,8 @@ def test_other_algorithms_of_the_team_act_as_they_are() -> None:
     assert bool((seen[:, 14:] != 0).any(dim=0).all())
 
 
-def test_they_learn_what_the_other_agent_sees_and_critics_of_one_agent_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    train = importlib.import_module("team_task").train
+def test_they_learn_what_the_other_agent_sees_and_critics_of_one_agent_do_not(benchmark: Any) -> None:
+    train = benchmark("team_task").train
     central, own = (train("sac", critics, timesteps=1600, seed=0) for critics in ("central", "own"))
     assert central < own / 2
 

@@ -12,7 +12,7 @@ import stable_baselines3
 import torch as th
 from gymnasium import spaces
 from recordings import copying, episode, write_dataset
-from small_trainings import assert_same
+from small_trainings import assert_goes_on_exactly
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.state.state import StateReader
@@ -253,14 +253,8 @@ def test_the_gradient_is_that_of_both_losses(pushes: str) -> None:
 
 
 def test_a_resumed_training_draws_the_same_data(pushes: str, tmp_path: Path) -> None:
-    more = {"imitation_coefficient": "lin_1", "normalize_observations": True}
-    going_on = training("ppo", imitation_data=pushes, **more)
-    going_on.learn(64)
-    going_on.save(tmp_path / "saved")
-    going_on.learn(64, reset_num_timesteps=False)
-    resumed = MultiAgentAlgorithm.load(tmp_path / "saved", make_vec_env(Toy, n_envs=2))
-    resumed.learn(64, reset_num_timesteps=False)
-    assert_same(going_on, resumed)
+    more: Any = {"imitation_data": pushes, "imitation_coefficient": "lin_1", "normalize_observations": True}
+    assert_goes_on_exactly(lambda: training("ppo", **more), tmp_path, 64, 64)
 
 
 def test_the_kernels_are_left_with_the_reason(pushes: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from recordings import episode, write_dataset
-from small_trainings import assert_same
+from small_trainings import assert_goes_on_exactly
 from toy_envs import NoisyEnv, RandomEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
@@ -111,13 +111,8 @@ def test_the_first_update_may_take_more_gradient_steps(data: str) -> None:
 
 @pytest.mark.parametrize("share", [None, 0.5])
 def test_a_resumed_training_goes_on_exactly(share: float | None, data: str, tmp_path: Path) -> None:
-    going_on = training(data, replay_data_share=share, normalize_observations=True)
-    going_on.learn(40)
-    going_on.save(tmp_path / "saved")
-    going_on.learn(20, reset_num_timesteps=False)
-    resumed = MultiAgentAlgorithm.load(tmp_path / "saved", make_vec_env("Pendulum-v1", n_envs=2))
-    resumed.learn(20, reset_num_timesteps=False)
-    assert_same(going_on, resumed)
+    more: Any = {"replay_data_share": share, "normalize_observations": True}
+    assert_goes_on_exactly(lambda: training(data, **more), tmp_path, 40, 20)
 
 
 def test_other_data_than_before_are_mentioned(data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.common.vec_env import DummyVecEnv
+from stock_training import leaves, same
 from torch import nn
 from toy_envs import RandomEnv
 
@@ -485,15 +487,34 @@ def test_an_action_out_of_range_is_refused_before_it_is_an_index() -> None:
         algorithm.train()
 
 
+MEMORY = {"policy_kwargs": {"net_arch": [4], "lstm_hidden_size": 5}}
+# What is trained in one minibatch, how many of the returns are NaN, and what the error says.
+NOT_FINITE: dict[str, tuple[type, str, dict[str, Any], slice, str]] = {
+    "PPO": (marl_sb3.PPO, "discrete", {}, slice(None), "not finite; the update stopped at that minibatch"),
+    "A2C": (marl_sb3.A2C, "discrete", {}, slice(1), "not finite"),
+    "TRPO, whose advantages are not either": (marl_sb3.TRPO, "box", {}, slice(None), "not finite"),
+    "RecurrentPPO": (marl_sb3.RecurrentPPO, "discrete", MEMORY, slice(3, 4), "a loss or a gradient is not finite"),
+}
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
-def test_a_nan_in_a_standalone_update_is_an_error_and_leaves_the_weights() -> None:
-    algorithm = model(Fused, "box", "discrete", batch_size=48)
+@pytest.mark.parametrize("name", NOT_FINITE)
+def test_a_nan_in_an_update_is_an_error_and_leaves_the_weights_and_the_optimizer(name: str) -> None:
+    cls, action, more, where, words = NOT_FINITE[name]
+    settings = {"n_steps": 24, "learning_rate": 1e-3, "seed": 1, "device": "cpu", **more}
+    policy = "MlpLstmPolicy" if more else "MlpPolicy"
+    algorithm: Any = cls(policy, vec_env("box", action), **settings, **({} if name == "A2C" else {"batch_size": 48}))
+    algorithm.update_path = "fused"
     algorithm.learn(48)
-    before = {name: value.clone() for name, value in algorithm.policy.state_dict().items()}
-    algorithm.rollout_buffer.returns[:] = np.nan
-    with pytest.raises(NumericError, match="not finite; the update stopped at that minibatch"):
+    before = deepcopy(leaves(algorithm.get_parameters()))
+    algorithm.rollout_buffer.returns[where] = np.nan
+    if "TRPO" in name:
+        algorithm.rollout_buffer.advantages[0] = np.nan
+    with pytest.raises(NumericError, match=words):
         algorithm.train()
-    assert all(th.equal(value, before[name]) for name, value in algorithm.policy.state_dict().items())
+    after = leaves(algorithm.get_parameters())
+    assert [path for path, value in before.items() if "step" not in path and not same(value, after[path])] == []
+    assert algorithm.logger.name_to_value.get("train/is_line_search_success", 0) == 0
 
 
 class AsksForParameters(ActorCriticPolicy):

@@ -19,7 +19,6 @@ from torch import nn
 import marl_sb3
 from marl_sb3.core.on_policy.rollout import flat_samples
 from marl_sb3.core.policies import MlpFeatures
-from marl_sb3.errors import NumericError
 from marl_sb3.extensions.fast.kernels import trpo as kernel
 
 NETWORK = {"net_arch": [8, 7]}
@@ -120,13 +119,3 @@ def test_products_with_the_hessian_and_the_gradient_are_those_of_autograd(name: 
     curved = model.hessian_vector_product(learned, slope, vector)
     for found, of_autograd in ((product, curved.numpy()), (-gradient, expected.numpy())):
         assert np.linalg.norm(found - of_autograd) < 1e-5 * np.linalg.norm(of_autograd)
-
-
-def test_what_is_not_finite_moves_no_weight() -> None:
-    model = train_stock(stock_model(CASES["Box actions"], Fused), CASES["Box actions"])
-    before = {name: value.clone() for name, value in model.policy.state_dict().items()}
-    model.rollout_buffer.advantages[0] = model.rollout_buffer.returns[:] = np.nan
-    with pytest.raises(NumericError, match="not finite"):
-        model.train()
-    assert model.logger.name_to_value["train/is_line_search_success"] == 0
-    assert all(th.equal(value, before[name]) for name, value in model.policy.state_dict().items())

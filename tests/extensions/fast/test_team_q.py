@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ import torch as th
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_trainings import assert_goes_on_exactly
 from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 
 from marl_sb3 import QMIX, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, SwappedAssignment, make_vec_env
@@ -315,12 +315,7 @@ def test_a_resumed_training_is_the_same_as_one_that_was_not_interrupted(
     def begun() -> MultiAgentAlgorithm:
         return made("qmix", make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=PLANS, env_state=env_state), **more)
 
-    whole = begun().learn(40) if steps else begun()
-    whole.save(tmp_path / "saved")
-    whole.learn(40, reset_num_timesteps=False)
-    resumed = MultiAgentAlgorithm.load(tmp_path / "saved", begun().env)
-    assert not steps or not same_weights(whole, resumed)
-    assert same_weights(whole, resumed.learn(40, reset_num_timesteps=False))
+    assert same_weights(*assert_goes_on_exactly(begun, tmp_path, steps, 40))
 
 
 def test_a_checkpoint_of_another_state_is_refused_and_one_before_the_first_step_is_not(tmp_path: Path) -> None:
@@ -425,24 +420,18 @@ def test_states_that_memory_has_no_room_for_are_refused(monkeypatch: pytest.Monk
 
 # --- The two-step game -----------------------------------------------------------------------------------------------
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+each_side = pytest.mark.parametrize(("algo", "paid"), [("vdn", 7), ("qmix", 8)])
 
 
-@pytest.fixture
-def game(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("two_step_game")
-
-
-@pytest.mark.parametrize(("algo", "paid"), [("vdn", 7), ("qmix", 8)])
-def test_in_the_two_step_game_qmix_finds_what_no_sum_of_values_tells(algo: str, paid: int, game: Any) -> None:
+@each_side
+def test_in_the_two_step_game_qmix_finds_what_no_sum_of_values_tells(algo: str, paid: int, benchmark: Any) -> None:
     """A training with a faster step; the benchmark has that of the documentation."""
     small = {"learning_rate": 0.01, "train_freq": 2, "target_update_interval": 200, "policy_kwargs": {"net_arch": [16]}}
-    assert game.train(algo, 2_500, 0, **small) == paid
+    assert benchmark("two_step_game").train(algo, 2_500, 0, **small) == paid
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(("algo", "paid"), [("vdn", 7), ("qmix", 8)])
-def test_the_same_with_five_seeds(algo: str, paid: int, seed: int, game: Any) -> None:
-    assert game.train(algo, 16_000, seed) == paid
+@each_side
+def test_the_same_with_five_seeds(algo: str, paid: int, seed: int, benchmark: Any) -> None:
+    assert benchmark("two_step_game").train(algo, 16_000, seed) == paid

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_trainings import are_equal, same_weights, weights
 from stable_baselines3.common.callbacks import CallbackList
 from toy_envs import ScriptedEnv
 
@@ -33,6 +34,13 @@ def algorithm(callback: Any = None, steps: int = 16, n_envs: int = 2, **settings
     given = settings if "n_steps" in settings else {**TINY, **settings}
     made = MultiAgentAlgorithm(make_vec_env(make_env, n_envs, seed=3), **{"device": "cpu", "seed": 1, **given})
     return made if callback is None else made.learn(steps, callback)
+
+
+def run_in(folder: Path, env: Any = make_env, timesteps: int = 64, n_envs: int = 2, **more: Any) -> marl_sb3.Run:
+    settings = {"n_steps": 8, "batch_size": 8, **more.pop("settings", {})}
+    return marl_sb3.train(
+        env, timesteps=timesteps, n_envs=n_envs, seed=1, settings=settings, run_dir=folder, progress_bar=False, **more
+    )
 
 
 # --- Every moment -----------------------------------------------------------------------------------------------------
@@ -152,10 +160,7 @@ def test_the_episode_at_hand() -> None:
 
 
 def test_metrics_of_hooks_are_logged_and_resumed(tmp_path: Path) -> None:
-    run = marl_sb3.train(
-        make_env, timesteps=32, n_envs=2, seed=1, settings={"n_steps": 8, "batch_size": 8}, run_dir=tmp_path / "run",
-        callback=[Sees()], progress_bar=False,
-    )  # fmt: skip
+    run = run_in(tmp_path / "run", timesteps=32, callback=[Sees()])
     lines = [json.loads(line) for line in (tmp_path / "run/result.jsonl").read_text().splitlines()]
     metrics = lines[-1]["env_runners"]["custom_metrics"]
     assert {name: metrics[f"paid_to_a_{name}"] for name in ("mean", "min", "max")} == {"mean": 7.5, "min": 7, "max": 8}
@@ -305,17 +310,8 @@ def test_a_hook_that_raises_is_named_with_its_place(tmp_path: Path) -> None:
             if self.num_timesteps > 20:
                 raise KeyError("lost")
 
-    settings = {"n_steps": 8, "batch_size": 8, "checkpoints.every": 0}
     with pytest.raises(HookError, match=r"Raises\.on_episode_step\(\), episode 0-4 \(env 0\), step 3: KeyError"):
-        marl_sb3.train(
-            make_env,
-            timesteps=64,
-            n_envs=2,
-            settings=settings,
-            run_dir=tmp_path / "run",
-            callback=[Raises()],
-            progress_bar=False,
-        )
+        run_in(tmp_path / "run", settings={"checkpoints.every": 0}, callback=[Raises()])
     assert "lost" in (tmp_path / "run/traceback.txt").read_text()
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["ckpt-000001"]
 
@@ -337,16 +333,11 @@ class Keeps(MultiAgentCallback):
             self.kept.append(trajectory)
 
 
-def weights(trained: MultiAgentAlgorithm) -> Any:
-    return [array for each in trained.policies.values() for array in each.policy.state_dict().values()]
-
-
 @pytest.mark.parametrize("algo", ["ppo", "recurrent_ppo"])
 def test_trajectories_of_rollouts(algo: str) -> None:
     keeps = Keeps()
     trained = algorithm(keeps, policies={"shared": PolicySpec(algo)})
-    assert all((one == other).all() for one, other in zip(weights(trained), weights(
-        algorithm(policies={"shared": PolicySpec(algo)}).learn(16)), strict=True))  # fmt: skip
+    assert same_weights(trained, algorithm(policies={"shared": PolicySpec(algo)}).learn(16))
     of_a = [each for each in keeps.kept if each.agent == "a"]
     assert [each.steps.tolist() for each in of_a] == [[0, 1, 2], [3, 4, 5], [6, 7]]  # a rollout of 8 steps
     assert [each.rewards.tolist() for each in of_a] == [[1, 2, 4], [1, 2, 4], [1, 2]]
@@ -504,10 +495,7 @@ def test_no_numbers_make_no_histogram(tmp_path: Path) -> None:
         def on_episode_end(self, episode: RunningEpisode) -> None:
             episode.hist_data["none"] = []
 
-    settings = {"n_steps": 8, "batch_size": 8}
-    run = marl_sb3.train(
-        make_env, timesteps=8, settings=settings, run_dir=tmp_path / "run", callback=Empty(), progress_bar=False
-    )
+    run = run_in(tmp_path / "run", timesteps=8, n_envs=1, callback=Empty())
     assert "hist_stats" not in run.result["env_runners"]
 
 
@@ -601,50 +589,29 @@ def test_what_no_checkpoint_can_keep_of_an_episode_is_named_once(
 
 
 def test_trajectories_are_rewritten_in_shards(tmp_path: Path) -> None:
-    def trained(runners: int) -> Any:
-        settings = {"n_steps": 8, "batch_size": 8, "n_shards": 2}
-        more = {"runners": runners} if runners else {}
-        run = marl_sb3.train(
-            "arena", timesteps=64, n_envs=4, seed=1, settings=settings, run_dir=tmp_path / str(runners),
-            callback=[TeamReward(), Drops([1, 29])], progress_bar=False, **more,
-        )  # fmt: skip
-        return weights(run.algorithm)
-
-    here = trained(0)
-    in_processes = trained(2)
-    assert all((one == other).all() for one, other in zip(here, in_processes, strict=True))
-    plain = marl_sb3.train(
-        "arena", timesteps=64, n_envs=4, seed=1, settings={"n_steps": 8, "batch_size": 8, "n_shards": 2},
-        run_dir=tmp_path / "plain", progress_bar=False,
-    )  # fmt: skip
-    assert any((one != other).any() for one, other in zip(here, weights(plain.algorithm), strict=True))
+    rewriting = {"callback": [TeamReward(), Drops([1, 29])]}
+    here, in_processes, plain = (
+        weights(run_in(tmp_path / name, "arena", n_envs=4, settings={"n_shards": 2}, **more).algorithm)
+        for name, more in {"here": rewriting, "in processes": {**rewriting, "runners": 2}, "plain": {}}.items()
+    )
+    assert are_equal(here, in_processes)
+    assert not are_equal(here, plain)
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
 def test_rewritten_trajectories_are_the_same_with_every_layout(algo: str, tmp_path: Path) -> None:
     def trained(name: str, **layout: Any) -> Any:
         settings = {"n_steps": 50, "batch_size": 50} if algo == "ppo" else {"learning_starts": 50, "train_freq": 10}
-        run = marl_sb3.train(
-            "arena", algo=algo, timesteps=800, n_envs=4, seed=1, settings={**settings, "env.max_timesteps": 30},
-            run_dir=tmp_path / name, callback=[TeamReward(), Drops([1, 29])], progress_bar=False, **layout,
-        )  # fmt: skip
-        return weights(run.algorithm)
+        hooks = [TeamReward(), Drops([1, 29])]
+        how = {"algo": algo, "settings": {**settings, "env.max_timesteps": 30}, "callback": hooks, **layout}
+        return weights(run_in(tmp_path / name, "arena", 800, 4, **how).algorithm)
 
     batched = trained("batched")
     for layout in ({"vectorizer": "sync"}, {"n_workers": 2}):
         other = trained(next(iter(layout)), **layout)
-        assert all((one == two).all() for one, two in zip(batched, other, strict=True)), layout
+        assert are_equal(batched, other), layout
 
 
 def test_hooks_of_steps_are_refused_over_shards(tmp_path: Path) -> None:
-    settings = {"n_steps": 8, "batch_size": 8, "n_shards": 2}
     with pytest.raises(ConfigError, match=r"Sees\.on_episode_start\(\) needs every step as it is taken"):
-        marl_sb3.train(
-            "arena",
-            timesteps=64,
-            n_envs=4,
-            settings=settings,
-            run_dir=tmp_path / "run",
-            callback=[Sees()],
-            progress_bar=False,
-        )
+        run_in(tmp_path / "run", "arena", n_envs=4, settings={"n_shards": 2}, callback=[Sees()])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -283,11 +282,10 @@ QUICK_SAC = {"learning_rate": 3e-3, "learning_starts": 200}
     ],
 )
 def test_two_agents_recall_their_cues_and_guess_by_frames(
-    side: str, more: dict[str, Any], low: float, high: float, monkeypatch: pytest.MonkeyPatch
+    side: str, more: dict[str, Any], low: float, high: float, benchmark: Any
 ) -> None:
     """An episode has 5 steps: most sequences do not contain the cue, which is in their stored states alone."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    paid, _ = importlib.import_module("recall_task").train(side, delay=4, timesteps=2500, seed=0, **more)
+    paid, _ = benchmark("recall_task").train(side, delay=4, timesteps=2500, seed=0, **more)
     assert low <= paid <= high
 
 

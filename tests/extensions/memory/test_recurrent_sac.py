@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +10,23 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from test_recurrent_q import CELLS, SMALL
-from toy_envs import NoisyEnv
+from toy_envs import Forces
 
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, RecurrentSAC, make_vec_env
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.memory.networks import MemoryNetwork
 
-FORCES = spaces.Box(-2, 2, (1,))
 NETWORK = {"net_arch": [4], "lstm_hidden_size": 3}
 
 
-class Forces(NoisyEnv):
-    """Its actions are forces, of which it shows the digits."""
-
-    def action_space(self, agent: str) -> spaces.Box:
-        return FORCES
-
-    def step(self, actions: Mapping[str, Any]) -> Any:
-        return super().step({agent: round(2 * (2 + action.item())) for agent, action in actions.items()})
+class Wide(Forces):
+    forces = spaces.Box(-2, 2, (1,))
 
 
 def played(cell: str = "lstm", **settings: Any) -> Any:
     """A policy after 18 steps without updates: agent b waits now and then; one ends by a time limit, one does not."""
     plans = [[({"a": (7, "truncated"), "b": (7, "terminated")}, {}, {"b": [1, 3, 4, 6]})]] * 2
-    env = make_vec_env(Forces, n_envs=2, seed=1, plans=plans)
+    env = make_vec_env(Wide, n_envs=2, seed=1, plans=plans)
     spec = PolicySpec(RecurrentSAC, **{**SMALL, "policy_kwargs": {**NETWORK, "cell": cell}, **settings})
     made = MultiAgentAlgorithm(env, {"p": spec}, n_steps=18, seed=3, device="cpu")
     made.train_iteration()
@@ -210,7 +202,7 @@ def test_it_predicts_with_its_state_from_its_file_too(cell: str, tmp_path: Path)
 
 
 def test_q_values_within_an_episode_are_refused() -> None:
-    env = make_vec_env(Forces, n_envs=1, plans=[[({"a": (7, "truncated"), "b": (7, "terminated")}, {})]])
+    env = make_vec_env(Wide, n_envs=1, plans=[[({"a": (7, "truncated"), "b": (7, "terminated")}, {})]])
     spec = PolicySpec(RecurrentSAC, **{**SMALL, "policy_kwargs": NETWORK})
     algorithm = MultiAgentAlgorithm(env, {"p": spec}, device="cpu")
     seen = {"a": np.zeros(3, np.float32)}

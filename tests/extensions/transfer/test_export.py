@@ -22,7 +22,7 @@ import torch as th
 from gymnasium import spaces
 from refusals import refusal
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
-from toy_envs import SampledEnv
+from toy_envs import SampledEnv, batch
 
 import marl_sb3
 from marl_sb3.core.acting.by_agent import PolicyBundle
@@ -83,15 +83,6 @@ def run_of(case: str, folder: Path, policies: Any = "shared", **more: Any) -> Ru
     return run
 
 
-def samples(case: str, rows: int) -> Any:
-    space = CASES[case][0]
-    space.seed(4)
-    batch = [space.sample() for _ in range(rows)]
-    if isinstance(space, spaces.Dict):
-        return {key: np.stack([row[key] for row in batch]) for key in space.spaces}
-    return np.stack(batch)
-
-
 def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*"))
 
@@ -120,7 +111,7 @@ def test_stock_sb3_opens_the_zips_without_marl_sb3_and_predicts_the_same(tmp_pat
     runs = {case: run_of(case, tmp_path / case) for case in CASES}
     paths = {case: export_policies(run.bundle(), "sb3", tmp_path / case / "out")[0].path for case, run in runs.items()}
     for case, path in paths.items():
-        observations = samples(case, 9)
+        observations = batch(CASES[case][0], 9)
         arrays = observations if isinstance(observations, dict) else {"only": observations}
         np.savez(f"{path}.observations.npz", **arrays)
     done = subprocess.run(
@@ -131,12 +122,12 @@ def test_stock_sb3_opens_the_zips_without_marl_sb3_and_predicts_the_same(tmp_pat
     for case, path in paths.items():
         algorithm = runs[case].algorithm.policies["shared"]
         with np.load(f"{path}.actions.npz") as received:
-            expected, _ = algorithm.predict(samples(case, 9), deterministic=True)
+            expected, _ = algorithm.predict(batch(CASES[case][0], 9), deterministic=True)
             np.testing.assert_array_equal(received["likeliest"], expected, case)
             th.manual_seed(5)
             if algorithm.use_sde:
                 algorithm.policy.reset_noise()
-            np.testing.assert_array_equal(received["drawn"], algorithm.predict(samples(case, 9))[0], case)
+            np.testing.assert_array_equal(received["drawn"], algorithm.predict(batch(CASES[case][0], 9))[0], case)
 
 
 # --- ONNX ------------------------------------------------------------------------------------------------------------
@@ -162,7 +153,7 @@ def test_onnx_acts_as_the_policy_on_observations_as_the_env_gives_them(case: str
     assert exported.difference <= 1e-5
     session = onnxruntime.InferenceSession(exported.path, providers=["CPUExecutionProvider"])
     for rows in (1, 7):
-        observations = samples(case, rows)
+        observations = batch(CASES[case][0], rows)
         named = observations if isinstance(observations, dict) else {"": observations}
         inputs = {f"observation.{key}".removesuffix("."): array for key, array in named.items()}
         actions, values, *_ = session.run(["actions", "values"], inputs)
@@ -265,7 +256,7 @@ def test_an_output_that_the_graph_computes_wrongly_is_found(name: str, box_run: 
 def test_outputs_are_those_of_the_distribution(box_run: Run, box_model: bytes) -> None:
     algorithm = box_run.algorithm.policies["shared"]
     session = onnxruntime.InferenceSession(box_model, providers=["CPUExecutionProvider"])
-    mean, log_std = session.run(["mean", "log_std"], {"observation": samples("box", 3)})
+    mean, log_std = session.run(["mean", "log_std"], {"observation": batch(CASES["box"][0], 3)})
     np.testing.assert_array_equal(log_std, np.tile(algorithm.policy.log_std.detach(), (3, 1)))
     assert (np.abs(mean) > MOVES.high).any()  # which the actions never are
 

@@ -14,7 +14,7 @@ import pytest
 import stable_baselines3
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecNormalize
-from toy_envs import SampledEnv
+from toy_envs import SampledEnv, batch
 
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
 from marl_sb3.errors import ConfigError
@@ -33,14 +33,6 @@ def trained(observed: spaces.Space = VECTOR, policy: str = "MlpPolicy", **proces
     return MultiAgentAlgorithm(
         env, n_steps=6, seed=1, device="cpu", **settings, **processing, policy=policy
     ).learn(24)  # fmt: skip
-
-
-def batch(space: spaces.Space, rows: int = 5) -> Any:
-    space.seed(3)
-    points = [space.sample() for _ in range(rows)]
-    if isinstance(space, spaces.Dict):
-        return {key: np.stack([point[key] for point in points]) for key in space.spaces}
-    return np.stack(points)
 
 
 @pytest.mark.parametrize(

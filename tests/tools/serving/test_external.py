@@ -24,6 +24,7 @@ from clients import agents_of, external
 from forked import ForkServer
 from gymnasium import spaces
 from scraping import scraped
+from small_trainings import same_weights
 from stable_baselines3.common.callbacks import BaseCallback
 from toy_envs import ScriptedEnv
 from waiting import wait_for
@@ -88,11 +89,6 @@ def in_thread(function: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def weights(algorithm: MultiAgentAlgorithm) -> bytes:
-    policy = algorithm.policies["p"].policy
-    return b"".join(value.numpy().tobytes() for value in policy.state_dict().values())
-
-
 def test_a_policy_client_trains_the_same_weights_as_the_env_in_process() -> None:
     def trained(env: Any) -> MultiAgentAlgorithm:
         spec = PolicySpec("ppo", n_steps=64, policy_kwargs=FAST)
@@ -127,7 +123,7 @@ def test_a_policy_client_trains_the_same_weights_as_the_env_in_process() -> None
         algorithm.learn(128)
         vec_env.close()
         thread.join(10)
-    assert weights(algorithm) == weights(expected)
+    assert same_weights(algorithm, expected)
 
 
 def test_several_episodes_take_one_request_and_rewards_add_up() -> None:

@@ -5,8 +5,7 @@ The short version of `benchmarks/fused_accuracy.py`; docs/fused_accuracy.md has 
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
@@ -16,14 +15,12 @@ from numba import njit
 
 from marl_sb3.extensions.fast.kernels import acting, layers
 
-BENCHMARKS = Path(__file__).parents[4] / "benchmarks"
 MOST = 3.0  # times the distance that one ulp makes
 
 
 @pytest.fixture
-def accuracy(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = importlib.import_module("fused_accuracy")
+def accuracy(benchmark: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = benchmark("fused_accuracy")
     monkeypatch.setattr(module, "ULP_SEEDS", (1, 2))
     return module
 
