@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 class TupleEnv(FixedSpaces, ParallelEnv):  # type: ignore[misc]
     """Wraps a Gymnasium env that takes a tuple of actions, one of each agent, and returns a tuple of observations.
 
-    Its agents are `agent_0`, `agent_1`, ...; they act in each step, and their episode is over for all at once: ends
+    Its agents are agent_0, agent_1, and so on; they act in each step, and their episode is over for all at once: ends
     are one for all, or a list in which all agree. Rewards are a list of the agents', or one number for each of them.
 
     Args:

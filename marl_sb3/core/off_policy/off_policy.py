@@ -14,7 +14,6 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.preprocessing import is_image_space
 from typing_extensions import override
 
 from marl_sb3.core.acting.actor import Actor, not_finite_refused
@@ -49,8 +48,8 @@ from marl_sb3.core.off_policy.replay import (
     TransitionReplayBuffer,
     read_resized,
 )
-from marl_sb3.core.processing.processing import ORDER, Processing
-from marl_sb3.core.processing.processors import channel_axis, parts_of
+from marl_sb3.core.processing.processing import Processing
+from marl_sb3.core.processing.processors import parts_of
 from marl_sb3.core.processing.rows import process_rows
 from marl_sb3.core.sb3.private import OFF_POLICY_COUNTS, num_updates
 from marl_sb3.core.sb3.spaces import check_spaces, normalize_minibatches
@@ -322,7 +321,7 @@ def replay_buffer(
         more = {"n_steps": values["n_steps"], "gamma": algorithm.gamma}
     elif values["optimize_memory_usage"]:
         buffer_class, more = CompactBuffer, {"optimize_memory_usage": True}
-    kinds, frames = trait(algorithm, "replay_buffers"), stacked_frames(spec, stored)
+    kinds, frames = trait(algorithm, "replay_buffers"), trait(algorithm, "stacked_frames")(spec, stored)
     if frames and (buffer_class, FRAMES) in kinds:
         buffer_class, more = kinds[buffer_class, FRAMES], {**more, "frames": frames}
     buffer_class = kinds.get(buffer_class, buffer_class)
@@ -331,19 +330,6 @@ def replay_buffer(
         # `require_memory` refuses such a buffer.
         warnings.filterwarnings("ignore", message="This system does not have apparently enough memory")
         return buffer_class(size or values["buffer_size"], stored, algorithm.action_space, **more)
-
-
-def stacked_frames(spec: PolicySpec, stored: spaces.Space[Any]) -> int:
-    """Return of how many frames images are stacked, if the algorithm has buffers that hold each frame once; else 0.
-
-    `frame_stack` has stacked them, and nothing was appended to the stacks.
-    """
-    frames, settings = spec.processing.frame_stack, spec.processing.changed()
-    last = [name for name in ORDER if name in settings][-1:]
-    if last != ["frame_stack"] or not (isinstance(stored, spaces.Box) and is_image_space(stored)):
-        return 0
-    fits = stored.shape[channel_axis(stored)] % frames == 0 and not spec.values["optimize_memory_usage"]
-    return frames if fits and trait(spec.algorithm, "holds_frames_once") else 0
 
 
 def _goal_env(rows: PolicyRows, stored: spaces.Space[Any], goal_rewards: GoalRewards) -> GoalEnv:
@@ -389,7 +375,7 @@ def _bytes(rows: PolicyRows, spec: PolicySpec) -> int:
     copies = 1 if values["optimize_memory_usage"] else 2
     parts = [*parts_of(stored).values()] * copies + [processing.action_space]
     numbers = 12 + sum(math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize for part in parts)  # rewards, ends
-    if frames := stacked_frames(spec, stored):  # a frame, a few spare ones, and the indices of those in both stacks
+    if frames := trait(spec.algorithm, "stacked_frames")(spec, stored):  # a frame, spare ones, indices of both stacks
         stack = math.prod(stored.shape or ())
         numbers += stack // frames * 65 // 64 + 8 * frames - 2 * stack
     numbers += sum(choices_of(rows.group.action_space) or ()) if spec.info.takes_masks else 0

@@ -44,7 +44,11 @@ class AlgorithmTraits:
     update_stats: Mapping[str, float] = {}  # means over the latest update that SB3's logger does not get
     # classes of replay buffers -> those that this algorithm needs in their place, which hold more of each transition
     replay_buffers: Mapping[Any, Any] = {}
-    holds_frames_once: bool = False  # whether there are such buffers for stacked images: see `stacked_frames`
+
+    @staticmethod
+    def stacked_frames(spec: Any, stored: spaces.Space[Any]) -> int:
+        """Return of how many frames images are stacked, if such buffers hold each frame once; 0: they do not."""
+        return 0
 
     @staticmethod
     def bytes_per_transition(values: Mapping[str, Any]) -> int:

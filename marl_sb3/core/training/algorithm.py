@@ -153,7 +153,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
         self._arguments: State = {**own, "stats_window_size": stats_window_size, "custom_metrics": named}  # saved
         self._reporter = Reporter(verbose, tensorboard_log)
         self.between_iterations = True
-        machine_load()  # CPU use is measured since the previous call; this is the first one
+        machine_load(0)  # CPU use is measured since the previous call; this is the first one
 
     def __repr__(self) -> str:
         env = self.env.metadata.get("name", type(self.env).__name__)

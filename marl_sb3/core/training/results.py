@@ -56,7 +56,7 @@ def iteration_result(report: IterationReport, parts: TrainingParts, agents: Sequ
             "learner_samples_per_s": _rate(samples, report.update_s),
         },
         **({} if health is None else {"fault_tolerance": asdict(health)}),
-        "perf": machine_load(),
+        "perf": dict(machine_load(int(5 * time.monotonic()))),
     }
     return finite_or_none(result)
 
@@ -69,16 +69,9 @@ def _rate(count: float, seconds: float) -> float | None:
     return count / seconds if seconds > 0 else None
 
 
-def machine_load() -> dict[str, float | None]:
-    """Return CPU use since the last call and memory use, in percent; None if the system does not report it.
-
-    It is measured once in 0.2 seconds: the system counts in hundredths of a second, and reading takes a while.
-    """
-    return dict(_machine_load(int(time.monotonic() / 0.2)))
-
-
-@lru_cache(maxsize=1)
-def _machine_load(_: int) -> Mapping[str, float | None]:
+@lru_cache(maxsize=1)  # the system counts in hundredths of a second, and reading takes a while
+def machine_load(fifth_of_second: int) -> Mapping[str, float | None]:
+    """Return CPU use since the last one and memory use, in percent; None if the system does not report it."""
     load: dict[str, float | None] = {"cpu_util_percent": None, "ram_util_percent": None}
     # Errors may be of any type: containers hide parts of /proc, and the training does not need these values.
     with suppress(Exception):

@@ -12,11 +12,15 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from stable_baselines3.common.preprocessing import is_image_space
 from typing_extensions import override
 
+from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.off_policy.off_policy import FRAMES
 from marl_sb3.core.off_policy.per_row_replay import NStepBuffer
 from marl_sb3.core.off_policy.replay import TransitionBuffer, TransitionReplayBuffer, Transitions
+from marl_sb3.core.processing.processing import ORDER
+from marl_sb3.core.processing.processors import channel_axis
 from marl_sb3.core.state.state import Form, TensorFile
 from marl_sb3.errors import CheckpointError
 from marl_sb3.types import Array
@@ -202,6 +206,16 @@ class FrameReplayBuffer(HoldsFramesOnce, TransitionReplayBuffer):
 
 class NStepFrameBuffer(HoldsFramesOnce, NStepBuffer):
     """`NStepBuffer` that holds each frame once."""
+
+
+def stacked_frames(spec: PolicySpec, stored: spaces.Space[Any]) -> int:
+    """See `AlgorithmTraits.stacked_frames`; `frame_stack` has stacked them, and nothing was appended to the stacks."""
+    frames, settings = spec.processing.frame_stack, spec.processing.changed()
+    last = [name for name in ORDER if name in settings][-1:]
+    if last != ["frame_stack"] or not (isinstance(stored, spaces.Box) and is_image_space(stored)):
+        return 0
+    fits = stored.shape[channel_axis(stored)] % frames == 0 and not spec.values["optimize_memory_usage"]
+    return frames if fits else 0
 
 
 # For `AlgorithmTraits.replay_buffers`: these buffers in place of those of stacks.

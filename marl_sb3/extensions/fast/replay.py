@@ -25,7 +25,7 @@ from marl_sb3.core.off_policy.off_policy import OffPolicyLearner
 from marl_sb3.core.sb3.private import has_step_hook
 from marl_sb3.extensions.fast.coverage import PathStillValid, valid_for_replay, why_not_nets, why_not_policy
 from marl_sb3.extensions.fast.dueling import DUELING_DQN, take_plain
-from marl_sb3.extensions.fast.frames import OF_FRAMES
+from marl_sb3.extensions.fast.frames import OF_FRAMES, stacked_frames
 from marl_sb3.extensions.fast.prioritized import DrawsByPriority
 from marl_sb3.extensions.fast.torch_updates import faster_images
 from marl_sb3.extensions.fast.update_path import TwoPaths, load_blas, require_rows
@@ -51,7 +51,7 @@ class FusedOffPolicy(TwoPaths, OffPolicyAlgorithm):
     _acting: FusedReplayUpdate | None = None  # what acts, while an action is chosen
     # threads that a gradient step may have, which change no result; None: as many as PyTorch has, and cores
     update_threads: int | None = None
-    holds_frames_once = True
+    stacked_frames = staticmethod(stacked_frames)
 
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:

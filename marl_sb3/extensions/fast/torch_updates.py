@@ -52,9 +52,10 @@ def minibatches(algorithm: Any, rollout: Any) -> Callable[..., Iterable[Any]]:
     or of a class that is unknown or whose methods are replaced, is left as it is.
     """
     device: th.device = algorithm.device
-    is_replaced = has_replaced_methods(rollout) or any(map(replaced_method, _KNOWN_BUFFERS))
     moves = device.type != "cpu" or has_faster_images(algorithm)
-    if not moves or type(rollout) not in _KNOWN_BUFFERS or is_replaced:
+    if not moves or type(rollout) not in _KNOWN_BUFFERS:
+        return rollout.get  # type: ignore[no-any-return]
+    if has_replaced_methods(rollout) or any(map(replaced_method, _KNOWN_BUFFERS)):
         return rollout.get  # type: ignore[no-any-return]
     for name in ("observations", *_SAMPLED):  # as `get` does
         setattr(rollout, name, flat_samples(rollout, name))

@@ -187,7 +187,7 @@ def multiply_hessian(actor: Actor, vector: FloatArray, product: FloatArray) -> N
 
 @inner_kernel
 def solve(actor: Actor, gradient: FloatArray) -> float:
-    """Find the direction with Hessian direction = gradient, as sb3-contrib's `conjugate_gradient_solver`.
+    """Find the direction with Hessian direction = gradient, as the conjugate gradients of sb3-contrib.
 
     Returns:
         The product of direction, Hessian and direction.
