@@ -30,7 +30,7 @@ from marl_sb3.core.training.callback import TrainingCallback
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.errors import ConfigError, described
 from marl_sb3.evaluation.opponents import RANDOM
-from marl_sb3.evaluation.playing import EvaluationPlan, SeatEvaluations, play_episodes, play_seats, seats_of
+from marl_sb3.evaluation.playing import EvaluationPlan, SeatEvaluations, play_episodes, seats_of
 from marl_sb3.files.atomic import write_whole
 from marl_sb3.files.regular import read_json
 from marl_sb3.results.result_log import last_result
@@ -313,16 +313,10 @@ def evaluated(
         return {"deterministic": plan.deterministic, "metrics": metrics, "episodes": episodes}
     metrics = {}
     for who in against:
-        if at_random:  # in each seat
-            players = {
-                seat: {agent: RANDOM if agent in seat else who for agent in env.agents}
-                for seat in seats_of(env.agents, None)
-            }
-            games = {
-                seat: play_episodes(policies, env, acting=(), against=players[seat], **options) for seat in players
-            }
-            played = SeatEvaluations(who, games)
-        else:
-            played = play_seats(policies, env, who, **options)
-        metrics |= flatten({who: played.metrics()})
+        games = {}
+        for seat in seats_of(env.agents, None):
+            everybody = {agent: RANDOM if agent in seat else who for agent in env.agents}
+            acting, others = ((), everybody) if at_random else (seat, who)
+            games[seat] = play_episodes(policies, env, acting=acting, against=others, **options)
+        metrics |= flatten({who: SeatEvaluations(who, games).metrics()})
     return {"deterministic": plan.deterministic, "metrics": metrics, "episodes": {}}

@@ -320,25 +320,22 @@ class Api:
             predictor.answer, lambda asked: asked.rows * len(asked.inputs.observations), _MAX_ROWS, together
         )
 
-    def routes(self) -> list[BaseRoute]:
-        """Return the routes."""
-        return [
+    def server(self, listening: Listening, more: Sequence[BaseRoute] = (), public: Sequence[str] = ()) -> Server:
+        """Return a server with these routes and `more`, of which the paths `public` need no token."""
+        routes = [
             Route("/health", self._health),
             Route("/info", self._info),
             Route("/predict", self._predict, methods=["POST"]),
             Route("/weights", self._weights),
             Route("/openapi.json", self._openapi),
+            *more,
         ]
-
-    def server(self, listening: Listening, more: Sequence[BaseRoute] = (), public: Sequence[str] = ()) -> Server:
-        """Return a server with these routes and `more`, of which the paths `public` need no token."""
-        routes, life = [*self.routes(), *more], self.lifespan
         return Server(
             routes,
             listening,
             self._limits,
             public=public,
-            lifespan=life,
+            lifespan=self.lifespan,
             measured=lambda: [*self._batcher.families(), *self._predictor.families()],
             unready=self._unready,
         )
