@@ -24,10 +24,9 @@ from marl_sb3.core.envs.converted import MASK
 from marl_sb3.core.sb3.inference import initial_states
 from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.runs.run import SavedRun
-from marl_sb3.tools.serving.batching import Batcher
 from marl_sb3.tools.serving.guard import DEFAULT_LIMITS, Limits, Listening, RequestError, json_response, read_message
 from marl_sb3.tools.serving.http import Server
-from marl_sb3.tools.serving.predictor import Backend, DecodedRequest, Prediction, Predictor, ServedPolicies
+from marl_sb3.tools.serving.predictor import Backend, Batcher, DecodedRequest, Prediction, Predictor, ServedPolicies
 from marl_sb3.tools.serving.spaces_json import SpaceError, decode, describe, encode
 from marl_sb3.types import AgentID
 from marl_sb3.wrappers.observations import OBSERVATION, choices_of
