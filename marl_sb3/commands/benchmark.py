@@ -82,8 +82,7 @@ def main(
     with without_collections():
         from marl_sb3.tools.benchmarking.outcome import how_it_ended, write_outcome
         from marl_sb3.tools.benchmarking.plan import read_benchmark
-        from marl_sb3.tools.benchmarking.running import run_benchmark
-        from marl_sb3.tools.benchmarking.working import work
+        from marl_sb3.tools.benchmarking.working import run_benchmark, work
 
         benchmark = read_benchmark(file, folder, trust_file=trust_file)
     if worker:

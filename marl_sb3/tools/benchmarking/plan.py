@@ -275,14 +275,12 @@ class _Reader:
 
     def _algos_of(self, where: str, of_env: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Return the settings of each algorithm in one env alone."""
-        if "algos" in of_env:
-            found = self._entries(f"{where}.algos", of_env["algos"])
-        else:
-            where, found = "", {name: {} for name in self.algos}
+        is_own = "algos" in of_env
+        key = f"{where}.algos" if is_own else "algos"
+        found = self._entries(key, of_env["algos"]) if is_own else {name: {} for name in self.algos}
         if not found:
-            raise self._refused(f"{where}.algos".lstrip("."), f"is missing; {_ENTRIES}")
+            raise self._refused(key, f"is missing; {_ENTRIES}")
         for name in found:
-            key = f"{where}.algos".lstrip(".")
             require_file_name(f"{self.file}: {key}", name, key)
         return found
 

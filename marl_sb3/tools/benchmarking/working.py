@@ -1,4 +1,4 @@
-"""One process that trains what a benchmark has to train: it claims a training, trains, evaluates, and goes on.
+"""Who trains what a benchmark has to train: a process claims a training, trains, evaluates, and goes on.
 
 Any number of processes and machines may work in one folder. A training belongs to the process that made its newest
 claim, a file that only one process can make, and that shows that it is alive. The claim of a process that has died is
@@ -7,6 +7,7 @@ followed by another one, with the next number, and the run goes on from its newe
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -17,29 +18,37 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any
 
 import psutil
 from msgspec import Meta, Struct
+from rich.progress import Progress, TaskID
 
 from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.core.config.values import counted
+from marl_sb3.core.learners.learner import available_cores
 from marl_sb3.core.metrics.names import finite_or_none, flatten
 from marl_sb3.core.training.callback import TrainingCallback
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.errors import ConfigError, described
+from marl_sb3.errors import ConfigError, MarlSb3Error, described
 from marl_sb3.evaluation.opponents import RANDOM
-from marl_sb3.evaluation.playing import EvaluationPlan, SeatEvaluations, play_episodes, play_seats, seats_of
+from marl_sb3.evaluation.playing import EvaluationPlan, SeatEvaluations, play_episodes, seats_of
+from marl_sb3.extensions.display.tables import progress_bars
+from marl_sb3.extensions.remote.processes.worker import ending
 from marl_sb3.files.atomic import write_whole
 from marl_sb3.files.regular import read_json
 from marl_sb3.results.result_log import last_result
 from marl_sb3.runs.building import make_envs
 from marl_sb3.runs.execution import execute
 from marl_sb3.runs.folder import RunFolder, remove_run
+from marl_sb3.runs.jobs import Jobs
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.runs.start import prepare, resume_own
 from marl_sb3.systems import end_this_at_once
+from marl_sb3.tools.benchmarking.outcome import how_it_ended
 from marl_sb3.tools.benchmarking.plan import Benchmark, Training
 
 HEARTBEAT_S = 10.0  # time between the signs of life of a process that trains
@@ -50,6 +59,8 @@ _SETTLE_S = (
 _MOST_ENVS = 20  # of random agents
 _CLAIM = re.compile(r"\.claim-[1-9]")
 MOST_CLAIMS = 3  # a training whose processes die so often has failed
+POLL_S = 0.5  # time between looks at the trainings
+_numbers = itertools.count()  # make the names of all logs of this process unique
 
 
 # --- Claims ----------------------------------------------------------------------------------------------------------
@@ -313,16 +324,99 @@ def evaluated(
         return {"deterministic": plan.deterministic, "metrics": metrics, "episodes": episodes}
     metrics = {}
     for who in against:
-        if at_random:  # in each seat
-            players = {
-                seat: {agent: RANDOM if agent in seat else who for agent in env.agents}
-                for seat in seats_of(env.agents, None)
-            }
-            games = {
-                seat: play_episodes(policies, env, acting=(), against=players[seat], **options) for seat in players
-            }
-            played = SeatEvaluations(who, games)
-        else:
-            played = play_seats(policies, env, who, **options)
-        metrics |= flatten({who: played.metrics()})
+        games = {}
+        for seat in seats_of(env.agents, None):
+            everybody = {agent: RANDOM if agent in seat else who for agent in env.agents}
+            acting, others = ((), everybody) if at_random else (seat, who)
+            games[seat] = play_episodes(policies, env, acting=acting, against=others, **options)
+        metrics |= flatten({who: SeatEvaluations(who, games).metrics()})
     return {"deterministic": plan.deterministic, "metrics": metrics, "episodes": {}}
+
+
+# --- All processes of this machine ------------------------------------------------------------------------------------
+
+
+class WorkersEndError(MarlSb3Error, RuntimeError):
+    """The processes that work on a benchmark end at once, again and again."""
+
+
+def run_benchmark(
+    benchmark: Benchmark, processes: int | None, options: Sequence[str], say: Callable[[str], None], *, quiet: bool
+) -> None:
+    """Train everything in processes of this machine; processes elsewhere may work in the same folder.
+
+    Args:
+        processes: None: as many as there are cores.
+        options: of `python -m marl_sb3.benchmark FILE`, for each process.
+        say: prints a line.
+        quiet: show no bars.
+
+    Raises:
+        ConfigError: a setting does not fit; nothing is trained then.
+        WorkersEndError: see there.
+        KeyboardInterrupt: raised again after all trainings of this machine have saved and ended.
+    """
+    benchmark.begin()
+    waiting = benchmark.open()
+    at_once = max(1, min(processes or available_cores(), len(waiting)))
+    done = len(benchmark.trainings) - len(waiting)
+    say(f"{counted(len(benchmark.trainings), 'training')}, {done} done, {at_once} at a time; folder: {benchmark.shown}")
+    if not waiting:
+        return
+    jobs = Jobs(at_once)
+    bars = progress_bars()
+    bars.disable = bars.disable or quiet
+    with bars:
+        # Bars would draw over lines that go another way.
+        look = _ProgressView(
+            benchmark, waiting, bars, say if bars.disable else partial(bars.console.print, soft_wrap=True)
+        )
+        jobs.run([partial(_keep_working, jobs, benchmark, options)] * at_once, look, POLL_S)
+        look()
+
+
+def _keep_working(jobs: Jobs, benchmark: Benchmark, options: Sequence[str]) -> None:
+    """Have a process work while there is something to do, and wait while only others have something to do."""
+    claims, logs = Claims(), benchmark.folder / "workers"
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}.log"
+    arguments = [benchmark.file, "--folder", str(benchmark.folder), "--worker", *options]
+    while not jobs.is_ending and (before := benchmark.open()):
+        if not any(map(claims.may_claim, before)):
+            time.sleep(POLL_S)
+            continue
+        code = jobs.run_command("benchmark", arguments, log, "ab")
+        has_worked = not code or len(benchmark.open()) < len(before)
+        if (words := jobs.note_end(log, None if has_worked else ending(code))) is not None:
+            raise WorkersEndError(words)
+
+
+class _ProgressView:
+    """Shows how far the trainings are: a line for each that has ended, and bars on a terminal."""
+
+    def __init__(
+        self, benchmark: Benchmark, waiting: Sequence[Training], bars: Progress, say: Callable[[str], None]
+    ) -> None:
+        self._waiting, self._bars, self._say = list(waiting), bars, say
+        number = len(benchmark.trainings)
+        self._all = bars.add_task("trainings", total=number, completed=number - len(waiting))
+        self._running: dict[Training, TaskID] = {}
+
+    def __call__(self) -> None:
+        """Look once."""
+        for training in [each for each in self._waiting if not each.is_open]:
+            self._waiting.remove(training)
+            if training in self._running:
+                self._bars.remove_task(self._running.pop(training))
+            self._bars.advance(self._all)
+            self._say(how_it_ended(training))
+        if self._bars.disable:
+            return
+        for training in self._waiting:
+            result = last_result(training.folder)
+            steps = (result or {}).get("num_env_steps_sampled_lifetime")
+            if isinstance(steps, int):
+                if training not in self._running:
+                    steps_in_all = training.config.n_timesteps
+                    self._running[training] = self._bars.add_task(str(training), total=steps_in_all, unit="env steps")
+                self._bars.update(self._running[training], completed=steps)

@@ -92,7 +92,7 @@ def examine(
     told = PartialReport()
     wrapped = wrapping_factory(factory or env_factory(job.env), named_wrappers(job.env_wrapper))
     examine_here(EnvUnderTest(job, wrapped), told.take)
-    return Report.of(job.env, job.seed, told.findings, told.facts)
+    return Report(job.env, job.seed, told.findings, told.facts)
 
 
 def _examine_apart(job: Job, factory: EnvFactory | None, on_call: Callable[[str], None]) -> Report:
@@ -108,7 +108,7 @@ def _examine_apart(job: Job, factory: EnvFactory | None, on_call: Callable[[str]
         if (differs := difference(told.fingerprint, other.fingerprint)) is not None:
             words = f"{differs.what} differs between two processes with the same seed and actions"
             told.findings.append(_finding("differs-between-processes", Seen(words, None, 0, differs.step)))
-    return Report.of(job.env, job.seed, told.findings, {**told.facts, "compared_processes": apart})
+    return Report(job.env, job.seed, told.findings, {**told.facts, "compared_processes": apart})
 
 
 # --- The process ------------------------------------------------------------------------------------------------------

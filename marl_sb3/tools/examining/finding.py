@@ -371,11 +371,8 @@ class Report:
     # what was played, steps per second, and what fits the env, by name
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, env: str, seed: int, findings: Iterable[Finding], facts: Mapping[str, Any]) -> Report:
-        """Make a report with its findings in order."""
-        order = list(Severity)
-        return cls(env, seed, sorted(findings, key=lambda finding: order.index(finding.severity)), facts)
+    def __post_init__(self) -> None:
+        self.findings.sort(key=lambda finding: list(Severity).index(finding.severity))
 
     def of_severity(self, severity: Severity) -> list[Finding]:
         """Return the findings that are this bad."""

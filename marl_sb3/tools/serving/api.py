@@ -24,10 +24,9 @@ from marl_sb3.core.envs.converted import MASK
 from marl_sb3.core.sb3.inference import initial_states
 from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.runs.run import SavedRun
-from marl_sb3.tools.serving.batching import Batcher
 from marl_sb3.tools.serving.guard import DEFAULT_LIMITS, Limits, Listening, RequestError, json_response, read_message
 from marl_sb3.tools.serving.http import Server
-from marl_sb3.tools.serving.predictor import Backend, DecodedRequest, Prediction, Predictor, ServedPolicies
+from marl_sb3.tools.serving.predictor import Backend, Batcher, DecodedRequest, Prediction, Predictor, ServedPolicies
 from marl_sb3.tools.serving.spaces_json import SpaceError, decode, describe, encode
 from marl_sb3.types import AgentID
 from marl_sb3.wrappers.observations import OBSERVATION, choices_of
@@ -320,25 +319,22 @@ class Api:
             predictor.answer, lambda asked: asked.rows * len(asked.inputs.observations), _MAX_ROWS, together
         )
 
-    def routes(self) -> list[BaseRoute]:
-        """Return the routes."""
-        return [
+    def server(self, listening: Listening, more: Sequence[BaseRoute] = (), public: Sequence[str] = ()) -> Server:
+        """Return a server with these routes and `more`, of which the paths `public` need no token."""
+        routes = [
             Route("/health", self._health),
             Route("/info", self._info),
             Route("/predict", self._predict, methods=["POST"]),
             Route("/weights", self._weights),
             Route("/openapi.json", self._openapi),
+            *more,
         ]
-
-    def server(self, listening: Listening, more: Sequence[BaseRoute] = (), public: Sequence[str] = ()) -> Server:
-        """Return a server with these routes and `more`, of which the paths `public` need no token."""
-        routes, life = [*self.routes(), *more], self.lifespan
         return Server(
             routes,
             listening,
             self._limits,
             public=public,
-            lifespan=life,
+            lifespan=self.lifespan,
             measured=lambda: [*self._batcher.families(), *self._predictor.families()],
             unready=self._unready,
         )

@@ -272,16 +272,14 @@ def external_server(algorithm: MultiAgentAlgorithm, *, limits: Limits = DEFAULT_
 
     def measured() -> list[Metric]:
         done = algorithm.parts.counters  # which a resumed training goes on counting
+        numbers = (
+            ("env_steps", "Env steps of the training.", done.env_steps),
+            ("episodes", "Episodes that have ended.", done.episodes),
+            ("iterations", "Iterations that are done; policies learn in each.", done.iteration),
+        )
         return [
             *api.families(),
-            counters("marl_sb3_env_steps_total", "Env steps of the training.", [], {(): done.env_steps}),
-            counters("marl_sb3_episodes_total", "Episodes that have ended.", [], {(): done.episodes}),
-            counters(
-                "marl_sb3_iterations_total",
-                "Iterations that are done; policies learn in each.",
-                [],
-                {(): done.iteration},
-            ),
+            *(counters(f"marl_sb3_{name}_total", words, [], {(): number}) for name, words, number in numbers),
         ]
 
     return Server(api.routes, Listening(**listening), limits, measured=measured, unready=api.unready)

@@ -294,9 +294,6 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
-
-
 class Server:
     """Routes with the guards that all servers of the package have, on a port.
 
@@ -328,7 +325,7 @@ class Server:
         limits: Limits,
         *,
         public: Sequence[str] = (),
-        lifespan: Lifespan | None = None,
+        lifespan: Callable[[Any], AbstractAsyncContextManager[None]] | None = None,
         measured: Callable[[], Sequence[Metric]] = tuple,
         unready: Callable[[Request], str | None] = lambda _: None,
     ) -> None:

@@ -260,8 +260,7 @@ def ui_routes(run: SavedRun, rivals: Sequence[Rival] = (), search: int = 0, most
         return FileResponse(path, media_type="image/gif", headers=_HEADERS)
 
     async def live(websocket: WebSocket) -> None:
-        protocols = websocket.scope.get("subprotocols", ())
-        await websocket.accept("marl-sb3" if "marl-sb3" in protocols else None)
+        await websocket.accept()
         if len(viewers) >= most_viewers:
             words = f"{most_viewers} viewers are watching, as many as may at once; close one of the pages"
             await websocket.send_text(msgspec.json.encode(ErrorMessage(words, is_final=True)).decode())

@@ -44,13 +44,12 @@ def pack_weights(checkpoint: Checkpoint) -> bytes:
     return save(contiguous, {"format": FORMAT, "checkpoint": checkpoint.name, "state": text.decode()})
 
 
-def unpack_weights(data: bytes, sha256: str, device: str = "cpu") -> PolicyBundle:
+def unpack_weights(data: bytes, sha256: str) -> PolicyBundle:
     """Make the policies that `pack_weights` has packed; the data are untrusted.
 
     Args:
         data: the content of the file.
         sha256: its hash, as the server gave it.
-        device: of the policies.
 
     Raises:
         CheckpointError: the data are damaged, or of another version of marl_sb3.
@@ -78,4 +77,4 @@ def unpack_weights(data: bytes, sha256: str, device: str = "cpu") -> PolicyBundl
     state = state_from_json(str(metadata.value("state")).encode(), files.pop("arrays", {}))
     of_policies = {name: TensorFile(name, arrays) for name, arrays in files.items()}
     found = Checkpoint(Path(metadata.string("checkpoint")), StateReader({}, "about"), state, of_policies)
-    return read_bundle(found, device=device)
+    return read_bundle(found, device="cpu")

@@ -62,12 +62,11 @@ def explore(params: Mapping[str, Any], space: Space, resample: float, rng: np.ra
     Returns:
         The new parameters, without those that the sampler of the trial has to draw.
     """
-    changed = {}
-    for parameter in space.parameters:
-        if not parameter.is_perturbed or rng.random() < resample:
-            continue
-        changed[parameter.name] = parameter.perturbed(params[parameter.name], rng)
-    return changed
+    return {
+        parameter.name: parameter.perturbed(params[parameter.name], rng)
+        for parameter in space.parameters
+        if parameter.is_perturbed and rng.random() >= resample
+    }
 
 
 # --- Generations ------------------------------------------------------------------------------------------------------

@@ -171,13 +171,12 @@ def _search(before: Search | None, given: Mapping[str, Any], space: SpaceSource,
         fields["space"] = _space(fields, space, grid)
         if grid:
             fields["sampler"] = given.get("sampler", "grid")
-    if "," in str(fields.get("objective")):
-        fields.setdefault("pruner", "none")  # Optuna prunes no trial with several objectives
-    if fields.get("sampler") == "pbt":
+    # Optuna prunes no trial with several objectives, members copy better ones, and all results of a grid are wanted.
+    if "," in str(fields.get("objective")) or fields.get("sampler") in ("pbt", "grid"):
         fields.setdefault("pruner", "none")
+    if fields.get("sampler") == "pbt":
         fields.setdefault("trials", 8)
     if fields.get("sampler") == "grid":
-        fields.setdefault("pruner", "none")  # with a grid, all results are wanted
         fields["trials"] = combinations = fields["space"].combinations()
         if given.get("trials", combinations) != combinations:
             raise ConfigError(f"--trials is {given['trials']}, but the grid has {combinations}", key="trials")

@@ -207,11 +207,7 @@ class Space:
 
     def settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The settings for the parameters of a trial as Optuna stores them: lists are JSON."""
-        chosen = dict(self.constants)
-        for parameter in self.parameters:
-            if parameter.name in params:
-                chosen[parameter.name] = parameter.setting(params[parameter.name])
-        return chosen
+        return {**self.constants, **{p.name: p.setting(params[p.name]) for p in self.parameters if p.name in params}}
 
     def params_of(self, config: TrainConfig) -> dict[str, Any] | None:
         """The parameters of a trial with the settings of a configuration, as Optuna stores them; None: it has none.

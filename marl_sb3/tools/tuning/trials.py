@@ -17,10 +17,9 @@ from marl_sb3.runs.folder import TRACEBACK_FILE, remove_run, write_traceback
 from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.tools.tuning import trial as key
 from marl_sb3.tools.tuning.finals import race_of, trainings
-from marl_sb3.tools.tuning.objective import NOT_TOGETHER
 from marl_sb3.tools.tuning.population import copy_run, enqueue_generation
-from marl_sb3.tools.tuning.queue import TrialQueue
-from marl_sb3.tools.tuning.study import TuneStudy
+from marl_sb3.tools.tuning.search import NOT_TOGETHER
+from marl_sb3.tools.tuning.study import TrialQueue, TuneStudy
 from marl_sb3.tools.tuning.trial import failure_text, states
 from marl_sb3.tools.tuning.workers import (
     OPPOSITION,

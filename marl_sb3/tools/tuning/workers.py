@@ -45,8 +45,7 @@ from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.runs.start import prepare, resume_own
 from marl_sb3.signals import interrupting
 from marl_sb3.systems import CAN_FORK, KILL, require_fork
-from marl_sb3.tools.tuning.queue import IN_PROCESS, TrialQueue
-from marl_sb3.tools.tuning.study import TuneStudy
+from marl_sb3.tools.tuning.study import IN_PROCESS, TrialQueue, TuneStudy
 
 _log = logging.getLogger(__name__)
 

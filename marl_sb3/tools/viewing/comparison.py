@@ -73,10 +73,8 @@ class Pair:
     @property
     def sentence(self) -> str:
         """What was found, in words."""
-        if self.verdict == "better":
-            return f"{self.label} is better than {self.baseline}"
-        if self.verdict == "worse":
-            return f"{self.label} is worse than {self.baseline}"
+        if self.verdict in ("better", "worse"):
+            return f"{self.label} is {self.verdict} than {self.baseline}"
         if self.verdict == "undecided":
             return f"undecided between {self.label} and {self.baseline}"
         return f"too few seeds to compare {self.label} with {self.baseline}: at least {LEAST_SEEDS} of each are needed"

@@ -31,9 +31,8 @@ from marl_sb3.runs.run import SavedRun
 from marl_sb3.serve import main
 from marl_sb3.tools.serving import predictor as predictor_module
 from marl_sb3.tools.serving.api import openapi, policy_server
-from marl_sb3.tools.serving.batching import Batcher
 from marl_sb3.tools.serving.guard import Limits
-from marl_sb3.tools.serving.predictor import DecodedRequest, Predictor, ServedPolicies, _answers_of_sessions
+from marl_sb3.tools.serving.predictor import Batcher, DecodedRequest, Predictor, ServedPolicies, _answers_of_sessions
 from marl_sb3.tools.serving.weights import unpack_weights
 
 SEEN = {"a": [1.0, 2.0, 3.0], "b": [-5.0, 0.25, 1000.0]}

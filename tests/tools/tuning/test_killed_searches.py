@@ -10,9 +10,8 @@ import pytest
 from searches import GRID, SMALL, SPACE, claimed, in_this_process, pretend, states, stored, work_on
 
 from marl_sb3.tools.tuning.api import prepare_study
-from marl_sb3.tools.tuning.queue import IN_PROCESS
 from marl_sb3.tools.tuning.search import Search
-from marl_sb3.tools.tuning.study import TuneStudy
+from marl_sb3.tools.tuning.study import IN_PROCESS, TuneStudy
 from marl_sb3.tools.tuning.trial import DEATHS, ERROR, INDEX, INTERRUPTED, KILLED, RETRY_OF
 from marl_sb3.tools.tuning.trials import run_trial
 

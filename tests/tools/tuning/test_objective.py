@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marl_sb3.tools.tuning.objective import Objective, parse_objectives
+from marl_sb3.tools.tuning.search import Objective, parse_objectives
 
 EVALUATED = {
     "evaluation": {

@@ -25,10 +25,9 @@ from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.settings import load_config
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.population import copies_table, copy_run, enqueue_generation, exploit, explore, latest
-from marl_sb3.tools.tuning.queue import IN_PROCESS
 from marl_sb3.tools.tuning.report import write_files
 from marl_sb3.tools.tuning.space import Parameter, parse_space
-from marl_sb3.tools.tuning.study import TuneStudy
+from marl_sb3.tools.tuning.study import IN_PROCESS, TuneStudy
 from marl_sb3.tools.tuning.trial import COPIED, ERROR, INTERRUPTED, KILLED, PARENT
 from marl_sb3.tools.tuning.trials import run_trial
 from marl_sb3.tools.tuning.view import SearchView

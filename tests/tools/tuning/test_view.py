@@ -16,7 +16,7 @@ from searches import trial_of
 
 from marl_sb3.extensions.display.screen import ScreenSize
 from marl_sb3.tools.tuning import api
-from marl_sb3.tools.tuning.objective import Objective
+from marl_sb3.tools.tuning.search import Objective
 from marl_sb3.tools.tuning.space import Space, parse_space
 from marl_sb3.tools.tuning.study import best_first
 from marl_sb3.tools.tuning.view import SearchView, print_outcome, trials_table

@@ -1,6 +1,7 @@
 """All checks. Each is declared in one of these modules, with the function that finds it or for a probe to report."""
 
-from marl_sb3.tools.examining.checks import advice, agents, dependence, reported, values  # noqa: F401 - they fill CHECKS
+# They fill CHECKS, in this order.
+from marl_sb3.tools.examining.checks import values, agents, dependence, reported  # noqa: F401, I001
 from marl_sb3.tools.examining.finding import CHECKS
 
 __all__ = ["CHECKS"]
