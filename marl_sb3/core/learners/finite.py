@@ -31,6 +31,7 @@ _IN_UPDATE = "it began in the update, possibly by too high a learning rate or by
 _ROLLOUT = ("rewards", "values", "log_probs", "advantages", "returns")
 
 
+@th.no_grad()
 def check_update(
     rows: PolicyRows, algorithm: OnPolicyAlgorithm, recorded: Mapping[str, Any], grad_norm: float | None
 ) -> None:
@@ -53,9 +54,7 @@ def check_update(
             f"policy {rows.policy_id!r}: the {fault} is not finite; {_origin(rows, algorithm.rollout_buffer)}"
         )
     parameters = dict(algorithm.policy.named_parameters())
-    with th.no_grad():  # in one call, and one transfer from a GPU
-        total = float(th.stack(th._foreach_norm([*parameters.values()])).sum())
-    if math.isfinite(total):
+    if math.isfinite(float(th.stack(th._foreach_norm([*parameters.values()])).sum())):  # one transfer from a GPU
         return
     bad = next((name for name, parameter in parameters.items() if not bool(th.isfinite(parameter).all())), None)
     if bad is not None:  # the norm of large weights may be out of range

@@ -1,4 +1,4 @@
-"""Policies of SB3 with more arguments: their signatures, their kin for other observations, and a cell of memory."""
+"""Policies of SB3 with more arguments: their signatures, their kin for other observations, and memory."""
 
 from __future__ import annotations
 
@@ -85,3 +85,17 @@ class GRU(nn.GRU):
 
 
 CELLS: Mapping[str, type[nn.LSTM] | type[GRU]] = {"lstm": nn.LSTM, "gru": GRU}  # by the values of `policy_kwargs.cell`
+
+
+def take_single_steps(policy: Any) -> None:
+    """Let a recurrent policy of sb3-contrib take single steps alone, without looking at the starts, as graphs need it.
+
+    Its `_process_sequence` has another way for steps in which no episode starts.
+    """
+
+    def single_step(features: th.Tensor, states: Any, starts: th.Tensor, lstm: nn.LSTM) -> tuple[th.Tensor, Any]:
+        kept = tuple(state.masked_fill(starts[None, :, None], 0.0) for state in states)
+        hidden, after = lstm(features[None], kept)
+        return hidden[0], after
+
+    policy._process_sequence = single_step

@@ -121,27 +121,6 @@ def integer_sizes() -> Iterator[None]:
         layers.get_flattened_obs_dim = size_of
 
 
-def take_single_steps(policy: Any) -> None:
-    """Let a recurrent policy of sb3-contrib take single steps alone, without looking at the starts, as graphs need it.
-
-    Its `_process_sequence` has another way for steps in which no episode starts.
-    """
-    policy._process_sequence = _single_step
-
-
-def _single_step(features: th.Tensor, states: Any, starts: th.Tensor, lstm: th.nn.LSTM) -> tuple[th.Tensor, Any]:
-    """See `take_single_steps`.
-
-    Args:
-        features: (rows, size).
-        states: (layers, rows, size) each.
-        starts: (rows,) bool.
-    """
-    kept = tuple(state.masked_fill(starts[None, :, None], 0.0) for state in states)
-    hidden, after = lstm(features[None], kept)
-    return hidden[0], after
-
-
 # --- Callbacks -------------------------------------------------------------------------------------------------------
 
 _WITHIN_ROLLOUTS = frozenset(

@@ -76,17 +76,17 @@ class HoldsFramesOnce(TransitionBuffer):
         places = self.buffer_size * self.n_envs
         channels, *sides = space.shape
         self.frames = np.zeros((places + places // 64 + 1, channels // frames, *sides), np.uint8)
-        self._forget(self.n_envs)
+        self._forget()
 
     def reset(self) -> None:
         """Empty the buffer."""
         super().reset()
-        self._forget(self.n_envs)
+        self._forget()
 
-    def _forget(self, rows: int) -> None:
+    def _forget(self) -> None:
         """Empty all slots, and let no row have a previous stack."""
         self.stacks[:] = _BLACK
-        self._latest = np.full((rows, self.stacks.shape[-1]), _BLACK)  # the slots of each row's latest stack
+        self._latest = np.full((self.n_envs, self.stacks.shape[-1]), _BLACK)  # the slots of each row's latest stack
         self._free = np.arange(1, len(self.frames))  # slots that hold no frame
         self._next_free = 0  # the first of them that is still free
 
@@ -156,10 +156,6 @@ class HoldsFramesOnce(TransitionBuffer):
     @override
     def forms(self, file: TensorFile, lines: int, rows: int) -> dict[str, Form]:
         forms = super().forms(file, lines, rows)
-        if "observations" in file.forms:  # of a buffer that holds frames in each stack
-            del forms["stacks"]
-            stack = Form(self.frames.dtype, (lines, rows, *self.obs_shape))
-            return {**forms, "observations": stack, "next_observations": stack}
         given = file.forms.get("frames", Form(self.frames.dtype, ())).shape
         most = 4 * self.stacks.shape[-1] * (lines + 2) * rows  # in which transitions have two whole stacks each
         number = min(max(given[0] if given else 1, 1), most)
@@ -168,18 +164,15 @@ class HoldsFramesOnce(TransitionBuffer):
     def require_columns(self, file: TensorFile, lines: int, rows: int) -> None:
         """See `TransitionBuffer.require_columns`; refuses slots that there are not."""
         super().require_columns(file, lines, rows)
-        if "frames" in file.forms:
-            number = file.forms["frames"].shape[0]
-            if any(((piece < 0) | (piece >= number)).any() for _, piece in file.pieces("stacks")):
-                raise CheckpointError(f"{file.name}: stacks are not of the {number} frames that are there")
+        number = file.forms["frames"].shape[0]
+        if any(((piece < 0) | (piece >= number)).any() for _, piece in file.pieces("stacks")):
+            raise CheckpointError(f"{file.name}: stacks are not of the {number} frames that are there")
 
     @override
     def pieces(self, file: TensorFile, name: str) -> Iterator[tuple[int, Array]]:
         if name != "stacks":
             return super().pieces(file, name)
-        self._forget(self.n_envs)
-        if "frames" not in file.forms:
-            return self._converted(file)
+        self._forget()
         number = file.forms["frames"].shape[0]
         if number > len(self.frames):
             self.frames = np.zeros((number, *self.frames.shape[1:]), np.uint8)
@@ -188,16 +181,6 @@ class HoldsFramesOnce(TransitionBuffer):
         self.frames[_BLACK] = 0
         self._free = self._free[:0]  # they are looked up when the next frame is added
         return file.pieces(name)
-
-    def _converted(self, file: TensorFile) -> Iterator[tuple[int, Array]]:
-        """Yield the slots of the stacks in a file, by line: what a line is put in place of leaves free slots."""
-        rows = file.forms["observations"].shape[1]
-        self._forget(rows)
-        both = (file.pieces(name) for name in ("observations", "next_observations"))
-        for (begin, seen), (_, following) in zip(*both, strict=True):
-            for line in range(len(seen)):
-                yield begin + line, self._slots_of(seen[line], following[line], np.arange(rows))[None]
-        self._latest = np.full((self.n_envs, self._latest.shape[1]), _BLACK)
 
 
 class FrameReplayBuffer(HoldsFramesOnce, TransitionReplayBuffer):

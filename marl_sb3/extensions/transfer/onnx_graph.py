@@ -41,7 +41,8 @@ from marl_sb3.core.envs.converted import MASK
 from marl_sb3.core.processing.processing import NormalizeObservations, Processing, RescaleActions
 from marl_sb3.core.processing.processors import WHOLE
 from marl_sb3.core.sb3.inference import critic_states, initial_states, takes_masks
-from marl_sb3.core.sb3.private import integer_sizes, take_single_steps, unchecked_distributions
+from marl_sb3.core.sb3.policies import take_single_steps
+from marl_sb3.core.sb3.private import integer_sizes, unchecked_distributions
 from marl_sb3.core.vec_env.observations import ZeroBased, stacked
 from marl_sb3.errors import ConfigError, ExportError, install_words
 from marl_sb3.types import Array

@@ -79,12 +79,12 @@ def test_minibatches_are_those_of_stacks(seed: int, kinds: Any, rows: int, size:
             seen[row] = after(start) if ended else after(stack) if missed else stack
         require_same(stacked, once)
         if step % 20 == 10:
-            written, replaced = (stacked, once) if step == 10 else (once, both(kinds, size, rows)[1])
-            read(replaced, written)  # a checkpoint of stacks, or of frames
+            replaced = both(kinds, size, rows)[1]
+            read(replaced, once)
             once = copy.deepcopy(replaced)  # as SB3's pickled buffers are
     if kinds is KINDS[0]:
         others = both(kinds, size, 2)
-        for other, own in zip((*others, both(kinds, size, 2)[1]), (stacked, once, stacked), strict=True):
+        for other, own in zip(others, (stacked, once), strict=True):
             file = TensorFile("replay-000", own.tensors())
             read_resized(other, StateReader(own.get_state(), "here"), file, rows)()
             require_same(others[0], other)
