@@ -232,7 +232,7 @@ def with_rollouts(config: TrainConfig, env: MultiAgentVecEnv) -> TrainConfig:
     if not config.picks_rollouts:
         return config
     policy_ids = resolve_policies(config.policies, env.agents)
-    mapping = _mapping(config.mapping, policy_ids, config.agents, env, are_listed=not isinstance(config.policies, str))
+    mapping = _mapping(config, policy_ids, env)
     policies = list(policy_mapping(policy_ids, env, mapping).policy_of.values())
     of_run: dict[str, Any] = {}
     of_policies: dict[PolicyID, Any] = {}
@@ -297,7 +297,7 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
         if policy_id not in policy_ids:
             _refuse_unknown(policy_id, settings, policy_ids, env)
     _require_unambiguous([source.path for source in config.sources.values()], policy_ids)
-    mapping = _mapping(config.mapping, policy_ids, config.agents, env, are_listed=not isinstance(config.policies, str))
+    mapping = _mapping(config, policy_ids, env)
     if config.league.is_on:
         mapping = _league(config, policy_mapping(policy_ids, env, mapping))
     specs = {}
@@ -381,24 +381,13 @@ def policy_spec(config: TrainConfig, policy_id: PolicyID, policy_ids: Sequence[P
         raise ConfigError(f"policy {policy_id!r}: {error}", key=f"{policy_id}.{error.key}") from error
 
 
-def _mapping(
-    given: Any,
-    policy_ids: Sequence[PolicyID],
-    agents: Mapping[PolicyID, Sequence[AgentID]],
-    env: MultiAgentVecEnv,
-    *,
-    are_listed: bool,
-) -> Any:
+def _mapping(config: TrainConfig, policy_ids: Sequence[PolicyID], env: MultiAgentVecEnv) -> Any:
     """Return what `MultiAgentAlgorithm` takes as `policy_mapping_fn`.
 
-    Args:
-        given: the setting `mapping`.
-        agents: those that are listed for policies.
-        are_listed: whether the settings list the policies.
-
     Raises:
-        ConfigError: it does not fit the policies or the env.
+        ConfigError: the setting `mapping`, or the agents of policies, do not fit the policies or the env.
     """
+    given, agents = config.mapping, config.agents
     listed = _policy_of_listed({each: agents[each] for each in policy_ids if each in agents}) or None
     if given is None:
         return listed
@@ -410,7 +399,8 @@ def _mapping(
             if twice := [agent for agent in given if agent in (listed or ())]:
                 words = f"agent {twice[0]!r} is in mapping, and in the agents of policy {(listed or {})[twice[0]]!r}"
                 raise ConfigError(f"{words}; accepted: one of them")
-            others = listed if are_listed else policy_of_agents(policy_ids, env.agents, None)
+            by_setting = isinstance(config.policies, str)
+            others = policy_of_agents(policy_ids, env.agents, None) if by_setting else listed
             mapping = SampledAssignment({**(others or {}), **given})
         else:
             mapping = _named_mapping(given)
