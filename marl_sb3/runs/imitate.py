@@ -122,7 +122,6 @@ def clone(
     run_dir: str | Path | None = None,
     factory: EnvFactory | None = None,
     *,
-    trust_pickle: bool = False,
     quiet: bool = False,
 ) -> Run:
     """Make a run of policies that act as recorded episodes do; the arguments are those of `prepare` and `imitate`.
@@ -131,7 +130,7 @@ def clone(
         The run, which is closed. A signal ends the passes over the data: `resume_clone` goes on.
     """
     require_text("data", data.absolute(), "data")
-    run = prepare(config, run_dir, factory, trust_pickle=trust_pickle, makes_folder=False)
+    run = prepare(config, run_dir, factory, makes_folder=False)
     with ExitStack() as cleanup:
         cleanup.callback(run.close)
         with source_named(run.config.where):

@@ -93,8 +93,10 @@ def prepare(
         require_trackers(config.track)
     files = RunFolder.new(config.env, run_dir)
     recorder = None if record is None else record(name=config.env)
-    if recorder is not None:
-        files.require_apart(recorder.directory)
+    record_dir = None if recorder is None else recorder.directory
+    if record_dir is not None and Path(os.path.realpath(record_dir)).is_relative_to(os.path.realpath(files.path)):
+        words = f"--record is {record_dir}, which would fill the folder of --run-dir, {files.shown}"
+        raise ConfigError(f"{words}, before the run begins; accepted: a folder outside of it", key="record")
     config = resolved(config if runners is None else with_shards(config))
     if any(map(is_address, config.league.opponents or ())):
         with source_named(config.where, "league.opponents"):
