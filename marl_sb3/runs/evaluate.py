@@ -85,7 +85,12 @@ class EvaluatedRun:
             how = f"against {one_line(played.opponent)}, each seat {how}"
         for line in filter(None, (f"{self.folder}, {self.checkpoint}: {how}", self.checkpoint_why)):
             console.print(line, soft_wrap=True)
-        samples = _samples(played) if isinstance(played, Evaluation) else samples_of_seats(played)
+        if isinstance(played, Evaluation):
+            agents, names = played.metrics["agent_episode_returns_mean"], played.metrics["custom_metrics"]
+            custom = [name.removesuffix("_mean") for name in names if name.endswith("_mean")]
+            samples = samples_of(played, list(agents), custom)
+        else:
+            samples = samples_of_seats(played)
         console.print(samples_table(samples, console.width, bold=SUM))
         for hint in self.hints:
             console.print(hint, soft_wrap=True)
@@ -252,12 +257,6 @@ def _figures_of_seats(played: SeatEvaluations) -> dict[str, Any]:
         for seat, evaluation in played.by_seat.items()
     }
     return {"against": played.opponent, "seats": seats}
-
-
-def _samples(evaluation: Evaluation) -> Samples:
-    agents = evaluation.metrics["agent_episode_returns_mean"]
-    custom = [name.removesuffix("_mean") for name in evaluation.metrics["custom_metrics"] if name.endswith("_mean")]
-    return samples_of(evaluation, list(agents), custom)
 
 
 def samples_of_seats(played: SeatEvaluations) -> Samples:
