@@ -23,7 +23,7 @@ import importlib
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -195,14 +195,10 @@ def options_of(target: Callable[..., Any]) -> Iterator[Option]:
     hints: dict[str, Any] = target.__annotations__
     for name, hint in hints.items():
         kind, *about = get_args(hint) if get_origin(hint) is Annotated else [hint]
-        option = Option(name, kind, tuple(_flat(about)), defaults.get(name))
+        flat = tuple(each for part in about for each in (part if type(part) is tuple else (part,)))
+        option = Option(name, kind, flat, defaults.get(name))
         if option.shown or option.is_record:
             yield option
-
-
-def _flat(about: Iterable[object]) -> Iterator[object]:
-    for each in about:
-        yield from each if type(each) is tuple else (each,)
 
 
 def add_options(parser: CommandParser, target: Callable[..., Any], texts: Mapping[str, str] | None = None) -> None:

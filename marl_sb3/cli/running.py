@@ -106,22 +106,18 @@ def _failed(error: Exception, message: str, exit_code: int, verbosity: int) -> i
     return exit_code
 
 
-class _Formatter(logging.Formatter):
-    """Escapes what a terminal would obey; see `printable`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
-
-
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to the current `sys.stderr`: a live view replaces it, so that lines go above the view."""
+    """Writes to the current `sys.stderr`: a live view replaces it, so that lines go above the view.
+
+    What a terminal would obey is escaped; see `printable`.
+    """
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
     def format(self, record: logging.LogRecord) -> str:
         is_ordinary = hasattr(record, "ordinary") and record.levelno == logging.WARNING
-        return printable(record.getMessage()) if is_ordinary else super().format(record)
+        return printable(record.getMessage() if is_ordinary else super().format(record))
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
@@ -131,7 +127,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 def setup_logging(verbosity: int) -> None:
     """Show the log of the package: warnings; with -v also infos, with -vv everything."""
     handler = _StderrHandler()
-    handler.setFormatter(_Formatter("%(levelname)-8s %(message)s"))
+    handler.setFormatter(logging.Formatter("%(levelname)-8s %(message)s"))
     logger = logging.getLogger("marl_sb3")
     logger.handlers = [handler]
     logger.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])

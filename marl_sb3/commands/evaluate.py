@@ -186,18 +186,14 @@ def _play(options: EvaluateOptions) -> "EvaluatedRun":
 
             run = SavedRun.open(folder, options.env.named())
         filmed = 0 if video is None else options.video_episodes or 1
+        asked: Deterministic | None = options.deterministic or (False if options.stochastic else None)
+        if options.stochastic_policies is not None:
+            asked = dict.fromkeys(options.stochastic_policies, False)
         plan = EvaluationPlan.of_run(
-            run.config, options.episodes, _asked(options), options.seed, options.n_envs, film_episodes=filmed
+            run.config, options.episodes, asked, options.seed, options.n_envs, film_episodes=filmed
         )
         plan = replace(plan, against=options.against, seats=options.agents or None)
         return evaluate_run(run, plan, options.checkpoint, video, options.record)
-
-
-def _asked(options: EvaluateOptions) -> "Deterministic | None":
-    """Return the actions that the options ask for; None if there is no such option."""
-    if options.stochastic_policies is not None:
-        return dict.fromkeys(options.stochastic_policies, False)
-    return options.deterministic or (False if options.stochastic else None)
 
 
 def _actions(options: EvaluateOptions, plan: "EvaluationPlan") -> str:

@@ -6,7 +6,8 @@ Those of minimax are compiled with numba; those of Monte Carlo tree search need 
 from __future__ import annotations
 
 import json
-from functools import cache, lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,12 +64,7 @@ def rules_of(shape: tuple[int, int]) -> Rules:
     return Rules(columns, shape == (6, 7), np.array(lines), lines_of)
 
 
-def _kernel(function: Any) -> Any:
-    return compiled(function, nogil=True)
-
-
-def _inner_kernel(function: Any) -> Any:
-    return compiled(function, nogil=True, no_cpython_wrapper=True)
+_inner_kernel: Callable[[Any], Any] = partial(compiled, nogil=True, no_cpython_wrapper=True)
 
 
 @_inner_kernel
@@ -109,7 +105,7 @@ def _gain(rules: Rules, board: Array, player: int, cell: int) -> int:
     return gain
 
 
-@_kernel
+@partial(compiled, nogil=True)
 def _values_of_moves(rules: Rules, board: Array, depth: int, counts: bool) -> Array:
     # A loop instead of a recursion, whose compiled code numba cannot load again. By moves made, 0 to depth - 1:
     actions = rules.columns if rules.falls else board.size

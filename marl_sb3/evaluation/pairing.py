@@ -91,8 +91,7 @@ class Pairing:
     ) -> None:
         self._env, self._policies, self._ours, self._others = env, policies, ours, others
         self.theirs = None if against is None else bundle_of(against)  # the opponent's policies, if it plays by some
-        is_code = against is not None and self.theirs is None
-        self._code = opponents_of(against, env, others) if is_code and against is not None else {}
+        self._code = {} if against is None or self.theirs is not None else opponents_of(against, env, others)
 
     def begin(self, deterministic: Deterministic, seed: int | None, with_log_probs: bool = False) -> None:
         """Begin to act: all envs have just been reset; the arguments are those of `play_episodes`."""

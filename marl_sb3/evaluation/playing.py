@@ -525,9 +525,8 @@ class EvaluationPlan:
     seed: int  # seed of the episodes and the actions
     n_envs: int  # envs that step together
     film_episodes: int = 0  # how many episodes of env 0 are filmed
-    against: Against | None = (
-        None  # who plays the other agents, see `evaluate_policies`; None: all are played by their policies
-    )
+    # who plays the other agents, see `evaluate_policies`; None: all are played by their policies
+    against: Against | None = None
     seats: Sequence[Sequence[AgentID]] | None = None  # see `play_seats`
 
     @classmethod

@@ -89,7 +89,11 @@ class Searcher:
         }
         self._agents = env.agents
         accepted = "games of two agents that take turns, in this process (without --workers)"
-        if len(env.agents) != 2 or not self._games or not all(map(_takes_turns, self._games)):
+        take_turns = all(
+            isinstance(game, AECEnv) and not (game.metadata or {}).get("is_parallelizable", False)
+            for game in self._games
+        )
+        if len(env.agents) != 2 or not self._games or not take_turns:
             raise ConfigError(f"search: this env is another kind; accepted: {accepted}", key="--search")
         if not all((game.metadata or {}).get("shows_everything", True) for game in self._games):
             words = "the game has hidden information or chance, which copies of the env would show to the players"
@@ -232,12 +236,6 @@ class _Position:
 
 
 # --- Copies of envs ---------------------------------------------------------------------------------------------------
-
-
-def _takes_turns(game: Any) -> bool:
-    if not isinstance(game, AECEnv):
-        return False
-    return not (game.metadata or {}).get("is_parallelizable", False)
 
 
 _FIXED = ("possible_agents", "action_spaces", "observation_spaces", "metadata")  # never change

@@ -44,9 +44,8 @@ class ViewerCommand(Struct, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     deterministic: bool | None = None
     checkpoint: Annotated[str, Meta(max_length=40)] | None = None  # None: as `evaluate` chooses
-    against: Annotated[str, Meta(max_length=400)] | None = (
-        None  # the name of a rival, empty: none; None: as in the plan
-    )
+    # the name of a rival, empty: none; None: as in the plan
+    against: Annotated[str, Meta(max_length=400)] | None = None
     swaps: bool | None = None  # whether the sides swap after each episode; None: as in the plan
 
 

@@ -51,7 +51,6 @@ class ViewedEnv(FilmedEnv):
         self._render_mode, self._has_to_render = render_mode, has_to_render
         self.takes_turns = _takes_turns(env)  # whether one agent acts in each step
         self.scene = inner.scene if isinstance(inner, DrawnEnv) else None  # its method `scene`, if it draws itself
-        self.legend = self._legend  # colours by name
         self.why_not = why_not  # the argument; a sentence too if `render()` has failed since
         self.looks = True  # whether steps are looked at; resets always are
         self.first: View | None = None  # view after the latest reset

@@ -44,8 +44,8 @@ class Exploiter(NamedTuple):
     """A policy that learns to beat another one."""
 
     of: PolicyID  # the other policy
-    reset_every: int | None = None  # iterations after which it begins anew
-    reset_above: float = 0.7  # share of points from which on it does
+    reset_every: PositiveInt | None = None  # iterations after which it begins anew
+    reset_above: Fraction = 0.7  # share of points from which on it does
 
 
 class _Side(NamedTuple):
@@ -378,15 +378,12 @@ def _checked(settings: Mapping[str, Any]) -> LeagueSettings:
     return checked
 
 
-_EXPLOITER = {"of": str, "reset_every": PositiveInt | None, "reset_above": Fraction}
-
-
 def _exploiter(name: PolicyID, given: Any) -> Exploiter:
-    where = f"league.exploiters.{name}"
-    if not isinstance(given, Mapping) or "of" not in given or not set(given) <= set(_EXPLOITER):
+    where, kinds = f"league.exploiters.{name}", get_type_hints(Exploiter, include_extras=True)
+    if not isinstance(given, Mapping) or "of" not in given or not set(given) <= set(kinds):
         words = "{of: POLICY, reset_every: ITERATIONS or null, reset_above: SHARE}"
         refuse(where, given, words, "league.exploiters")
-    return Exploiter(**{key: require(f"{where}.{key}", value, _EXPLOITER[key]) for key, value in given.items()})
+    return Exploiter(**{key: require(f"{where}.{key}", value, kinds[key]) for key, value in given.items()})
 
 
 def _named(sources: Sequence[str], taken: Sequence[str]) -> dict[str, str]:

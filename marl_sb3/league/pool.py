@@ -17,7 +17,7 @@ Weights = Mapping[str, Array]  # of one policy, by name, as a checkpoint holds t
 
 _MOST_GAMES = 100.001  # 1 / (1 - _MEMORY), and what rounding adds
 _MEMORY = 0.99  # share of what was counted that stays with each further game: about 100 games count
-_WON, _DRAWN, _LOST = 1, 0, -1
+_WON, _DRAWN = 1, 0  # -1: lost
 
 
 # Weights of opponents given the probability of winning against each, oldest first. `hard` and `even` are the two of

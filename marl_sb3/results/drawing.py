@@ -111,11 +111,6 @@ def _legend(figure: Figure) -> list[tuple[str, str, str, int]]:
     return [*(groups if len(groups) > 1 or not parts else ()), *parts]
 
 
-def _name(curve: Curve, n_groups: int) -> str:
-    parts = [curve.part] if curve.part else []
-    return ", ".join([curve.group, *parts] if n_groups > 1 or not parts else parts)
-
-
 # --- matplotlib ------------------------------------------------------------------------------------------------------
 
 
@@ -224,7 +219,9 @@ def _plotly_panel(figure: Figure, panel: Panel) -> Any:
     drawn = Drawing(layout={**PAGE_LAYOUT, "showlegend": False})
     for curve in panel.curves:
         color, place = _style(figure, curve)
-        name, meta = words(_name(curve, len(figure.groups))), [f"group {curve.group}", f"part {curve.part}"]
+        label = [curve.group] if len(figure.groups) > 1 or not curve.part else []
+        name = words(", ".join([*label, *([curve.part] if curve.part else [])]))
+        meta = [f"group {curve.group}", f"part {curve.part}"]
         if curve.low is not None and curve.high is not None:
             is_known = np.isfinite(curve.low) & np.isfinite(curve.high)
             x, low, high = (values[is_known].tolist() for values in (curve.x, curve.low, curve.high))

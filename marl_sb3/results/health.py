@@ -129,10 +129,10 @@ class _Learner:
         values = self.known(metric)
         return [float(np.median(part)) for part in np.array_split(values, 4)] if len(values) >= LEAST_ITERATIONS else []
 
-    def problem(self, name: str, value: float, metric: str = "", **put_in: Any) -> Problem:
-        """What is wrong with the policy; `metric`: the one that shows it, if there are several."""
-        own = self.name(metric or _TEXTS[name]["metric"])
-        return _problem(name, value, subject=f"policy {self.policy_id}", metric=own, **put_in)
+    def problem(self, name: str, value: float, **put_in: Any) -> Problem:
+        """What is wrong with the policy."""
+        metric = self.name(_TEXTS[name]["metric"])
+        return _problem(name, value, subject=f"policy {self.policy_id}", metric=metric, **put_in)
 
 
 def _problem(name: str, value: float, *, subject: str = "training", metric: str = "", **put_in: Any) -> Problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,10 @@ _BY_POLICY = ("policy_settings.", "policies.")  # what the settings of single po
 _OF_ALL = ("hyperparameters.", "processing.", "data.", "")  # where those of all policies are
 
 
-class Unset(Enum):
+class Unset(StrEnum):
     """What a run has in place of a setting that it does not set, so that its env's or network's own default holds."""
 
     UNSET = "not set"
-
-    def __str__(self) -> str:
-        """Return the words for it."""
-        return self.value
 
 
 UNSET = Unset.UNSET
@@ -155,7 +151,8 @@ def group_by_settings(records: Sequence[RunRecord], names: Sequence[str] = ()) -
         ConfigError: no run has a setting of such a name.
     """
     records = list({record.identity: record for record in records}.values())
-    warnings, records = _warnings(records), [record for record in records if record.results]
+    warnings = [record.warning for record in records if record.warning]
+    records = [record for record in records if record.results]
     known = _setting_names(records)
     names = [_known_name(name, known) for name in names]
     shown, usual = list(names), dict[str, str]()
@@ -239,17 +236,14 @@ def group_by_argument(records_of: Mapping[str, Sequence[RunRecord]]) -> Groups:
         for each in records:
             known.setdefault(each.identity, replace(each, group=label))
     labelled = list(known.values())
-    groups = _grouped([record for record in labelled if record.results], _warnings(labelled))
+    warnings = [record.warning for record in labelled if record.warning]
+    groups = _grouped([record for record in labelled if record.results], warnings)
     for label, records in groups.runs.items():
         names = [name for name in _setting_names(records) if name not in _OF_A_RUN and len(_values(records, name)) > 1]
         if names:
             some = [*map(short_name, names[:_MOST_NAMED]), *(["..."] if len(names) > _MOST_NAMED else [])]
             mixed.append(f"the runs of {label} differ in {', '.join(some)}, not in their seeds alone")
     return replace(groups, warnings=[*groups.warnings, *mixed])
-
-
-def _warnings(records: Sequence[RunRecord]) -> list[str]:
-    return [record.warning for record in records if record.warning]
 
 
 def _values(records: Sequence[RunRecord], name: str) -> set[str]:

@@ -54,32 +54,27 @@ def import_algorithms(hparams: Hparams, env: str | None) -> None:
             named_algorithm(algo)
 
 
-def wrapped_env(env: str | EnvFactory, env_wrapper: Any) -> str | EnvFactory:
-    """Return what `make_vec_env` makes the envs of a run of: its env, in the wrappers that its settings name.
-
-    Raises:
-        ConfigError: `env_wrapper` names a wrapper that is not in the table, or there is no such env.
-    """
-    wrappers = named_wrappers(env_wrapper)
-    return wrapping_factory(env_factory(env), wrappers) if wrappers else env
-
-
-def env_settings(config: TrainConfig, n_envs: int | None = None) -> dict[str, Any]:
-    """Return the arguments of `make_vec_env` that make envs like those of a run.
+def env_of(
+    config: TrainConfig, factory: EnvFactory | None = None, n_envs: int | None = None
+) -> tuple[str | EnvFactory, dict[str, Any]]:
+    """Return what `make_vec_env` makes envs like those of a run of, in the wrappers that are set; and its arguments.
 
     Args:
+        factory: makes the env, if the id in the configuration is only its name.
         n_envs: number of envs; there are no more workers than envs. None: as in the run.
 
     Raises:
-        ConfigError: an argument of the env has the name of an argument of `make_vec_env`.
+        ConfigError: `env_wrapper` names a wrapper that is not in the table, there is no such env, or an argument of the
+            env has the name of an argument of `make_vec_env`.
     """
+    made_of, wrappers = factory or config.env, named_wrappers(config.env_wrapper)
     settings = dict(zip(_OF_ENVS, attrgetter(*_OF_ENVS)(config), strict=True))
     if n_envs is not None and n_envs < config.n_envs and isinstance(config.n_workers, int):
         settings["n_workers"] = min(config.n_workers, n_envs)
     for name in filter(config.env_kwargs.__contains__, _OF_ENVS):
         words = "the argument of the env has the name of a setting; accepted: other names, as a factory around the env"
         raise ConfigError(f"env.{name}: {words} can give it", key=f"env.{name}")
-    return {**settings, **config.env_kwargs}
+    return wrapping_factory(env_factory(made_of), wrappers) if wrappers else made_of, {**settings, **config.env_kwargs}
 
 
 _OF_ENVS = ("episode_horizon", "env_state", "n_workers", "worker_timeout_s", "max_worker_restarts")
@@ -96,8 +91,8 @@ def make_envs(
         seed: run seed of the envs; None draws one.
     """
     number = config.n_envs if n_envs is None else n_envs
-    made_of = wrapped_env(factory or config.env, config.env_wrapper)
-    return make_vec_env(made_of, number, seed, config.vectorizer, **env_settings(config, number))
+    made_of, settings = env_of(config, factory, number)
+    return make_vec_env(made_of, number, seed, config.vectorizer, **settings)
 
 
 def set_up_process(device: str, n_threads: int) -> None:
@@ -125,7 +120,7 @@ def build(
     """
     with source_named(config.where):
         try:
-            made_of, settings = wrapped_env(factory or config.env, config.env_wrapper), env_settings(config)
+            made_of, settings = env_of(config, factory)
             if config.n_shards or runners is not None:
                 from marl_sb3.extensions.remote.sharded_vec_env import make_sharded_vec_env
 
@@ -232,7 +227,7 @@ def with_rollouts(config: TrainConfig, env: MultiAgentVecEnv) -> TrainConfig:
     if not config.picks_rollouts:
         return config
     policy_ids = resolve_policies(config.policies, env.agents)
-    mapping = _mapping(config.mapping, policy_ids, config.agents, env, are_listed=not isinstance(config.policies, str))
+    mapping = _mapping(config, policy_ids, env)
     policies = list(policy_mapping(policy_ids, env, mapping).policy_of.values())
     of_run: dict[str, Any] = {}
     of_policies: dict[PolicyID, Any] = {}
@@ -297,7 +292,7 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
         if policy_id not in policy_ids:
             _refuse_unknown(policy_id, settings, policy_ids, env)
     _require_unambiguous([source.path for source in config.sources.values()], policy_ids)
-    mapping = _mapping(config.mapping, policy_ids, config.agents, env, are_listed=not isinstance(config.policies, str))
+    mapping = _mapping(config, policy_ids, env)
     if config.league.is_on:
         mapping = _league(config, policy_mapping(policy_ids, env, mapping))
     specs = {}
@@ -381,24 +376,13 @@ def policy_spec(config: TrainConfig, policy_id: PolicyID, policy_ids: Sequence[P
         raise ConfigError(f"policy {policy_id!r}: {error}", key=f"{policy_id}.{error.key}") from error
 
 
-def _mapping(
-    given: Any,
-    policy_ids: Sequence[PolicyID],
-    agents: Mapping[PolicyID, Sequence[AgentID]],
-    env: MultiAgentVecEnv,
-    *,
-    are_listed: bool,
-) -> Any:
+def _mapping(config: TrainConfig, policy_ids: Sequence[PolicyID], env: MultiAgentVecEnv) -> Any:
     """Return what `MultiAgentAlgorithm` takes as `policy_mapping_fn`.
 
-    Args:
-        given: the setting `mapping`.
-        agents: those that are listed for policies.
-        are_listed: whether the settings list the policies.
-
     Raises:
-        ConfigError: it does not fit the policies or the env.
+        ConfigError: the setting `mapping`, or the agents of policies, do not fit the policies or the env.
     """
+    given, agents = config.mapping, config.agents
     listed = _policy_of_listed({each: agents[each] for each in policy_ids if each in agents}) or None
     if given is None:
         return listed
@@ -410,7 +394,8 @@ def _mapping(
             if twice := [agent for agent in given if agent in (listed or ())]:
                 words = f"agent {twice[0]!r} is in mapping, and in the agents of policy {(listed or {})[twice[0]]!r}"
                 raise ConfigError(f"{words}; accepted: one of them")
-            others = listed if are_listed else policy_of_agents(policy_ids, env.agents, None)
+            by_setting = isinstance(config.policies, str)
+            others = policy_of_agents(policy_ids, env.agents, None) if by_setting else listed
             mapping = SampledAssignment({**(others or {}), **given})
         else:
             mapping = _named_mapping(given)

@@ -49,18 +49,16 @@ Joint = Mapping[AgentID, RecordedEpisode]
 class OffPolicyEvaluation:
     """Estimates of the mean returns of policies, from episodes that others have played."""
 
+    num_episodes: int  # joint episodes
+    effective_episodes: float  # effective sample size of the weights of whole episodes
+    gamma: float  # discount factor
     recorded: Mapping[str, SampleStats]  # agent, or `sum of returns` -> the returns of the recorded episodes
     estimates: Mapping[str, Mapping[str, Estimate]]  # the same -> estimator -> estimate; see `data.estimators`
-    effective_episodes: float  # effective sample size of the weights of whole episodes
-    num_episodes: int  # joint episodes
-    gamma: float  # discount factor
     warnings: Sequence[str]  # reasons to doubt the estimates
 
     def to_plain(self) -> dict[str, Any]:
         """Return everything as plain data for JSON."""
-        in_order = ("num_episodes", "effective_episodes", "gamma", "recorded", "estimates", "warnings")
-        plain = asdict(self)
-        return {name: plain[name] for name in in_order}
+        return asdict(self)
 
     def print(self) -> None:
         """Print a table with a row for each estimate, and the warnings."""
@@ -135,7 +133,7 @@ def estimate_policies(
             f"the weights have collapsed: {len(joints)} episodes weigh like {size:.1f}, so that few of them decide, "
             "and estimates and intervals mean little; more episodes, or policies that are more alike, would help"
         )
-    return OffPolicyEvaluation(recorded, estimates, size, len(joints), gamma, warnings)
+    return OffPolicyEvaluation(len(joints), size, gamma, recorded, estimates, warnings)
 
 
 # --- What the policies say of the episodes ----------------------------------------------------------------------------

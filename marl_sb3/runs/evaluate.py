@@ -35,7 +35,7 @@ from marl_sb3.extensions.display.screen import standard_console
 from marl_sb3.extensions.display.tables import SUM_ROW, Samples, progress_bars, samples_table
 from marl_sb3.extensions.display.text import one_line
 from marl_sb3.files.paths import as_path
-from marl_sb3.runs.building import env_settings, make_envs, wrapped_env
+from marl_sb3.runs.building import env_of, make_envs
 from marl_sb3.runs.rivals import short_name
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.types import AgentID, Array, PolicyID
@@ -85,7 +85,12 @@ class EvaluatedRun:
             how = f"against {one_line(played.opponent)}, each seat {how}"
         for line in filter(None, (f"{self.folder}, {self.checkpoint}: {how}", self.checkpoint_why)):
             console.print(line, soft_wrap=True)
-        samples = _samples(played) if isinstance(played, Evaluation) else samples_of_seats(played)
+        if isinstance(played, Evaluation):
+            agents, names = played.metrics["agent_episode_returns_mean"], played.metrics["custom_metrics"]
+            custom = [name.removesuffix("_mean") for name in names if name.endswith("_mean")]
+            samples = samples_of(played, list(agents), custom)
+        else:
+            samples = samples_of_seats(played)
         console.print(samples_table(samples, console.width, bold=SUM))
         for hint in self.hints:
             console.print(hint, soft_wrap=True)
@@ -209,9 +214,9 @@ def _make_env(run: SavedRun, plan: EvaluationPlan, video: VideoFile | None) -> M
         return make_envs(run.config, n_envs=plan.n_envs, seed=plan.seed)
     from marl_sb3.extensions.display.filmed_env import filming_factory
 
-    factory = filming_factory(wrapped_env(run.config.env, run.config.env_wrapper), video.add, plan.film_episodes)
-    settings = {**env_settings(run.config), "n_workers": 0}  # this process gets the frames
-    env = make_vec_env(factory, plan.n_envs, plan.seed, **settings)
+    made_of, settings = env_of(run.config)
+    factory = filming_factory(made_of, video.add, plan.film_episodes)
+    env = make_vec_env(factory, plan.n_envs, plan.seed, **{**settings, "n_workers": 0})  # this process gets the frames
     video.fps = env.metadata.get("render_fps") or video.fps
     return env
 
@@ -227,8 +232,7 @@ def game_plan(run: SavedRun, deterministic: bool | None = None, seed: int | None
         raise ConfigError(f"{words}; accepted: another env with the same agents and spaces, as --env (env=)")
     plan = EvaluationPlan.of_run(run.config, 1, deterministic, seed)
     opposed = run.files.checkpoints.opposed() is not None
-    settings, name = env_settings(run.config), short_name(run.at or run.files.shown)
-    made_of = wrapped_env(run.config.env, run.config.env_wrapper)
+    (made_of, settings), name = env_of(run.config), short_name(run.at or run.files.shown)
     return GamePlan(made_of, settings, run.policies, plan.deterministic, plan.seed, name, opposed)
 
 
@@ -252,12 +256,6 @@ def _figures_of_seats(played: SeatEvaluations) -> dict[str, Any]:
         for seat, evaluation in played.by_seat.items()
     }
     return {"against": played.opponent, "seats": seats}
-
-
-def _samples(evaluation: Evaluation) -> Samples:
-    agents = evaluation.metrics["agent_episode_returns_mean"]
-    custom = [name.removesuffix("_mean") for name in evaluation.metrics["custom_metrics"] if name.endswith("_mean")]
-    return samples_of(evaluation, list(agents), custom)
 
 
 def samples_of_seats(played: SeatEvaluations) -> Samples:

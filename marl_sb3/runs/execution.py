@@ -22,7 +22,7 @@ from marl_sb3.runs.logs import logs_of
 from marl_sb3.runs.resume import Phase, phases_after
 from marl_sb3.runs.run import Run, SavedRun
 from marl_sb3.runs.start import MAX_ROLLBACKS, curricula_of, enter, evaluations_of, roll_back
-from marl_sb3.runs.tracking import Tracking, tracking
+from marl_sb3.runs.tracking import TrackerThread, tracking
 from marl_sb3.types import PolicyID
 
 _log = logging.getLogger(__name__)
@@ -92,7 +92,8 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
 
         def saved(name: str) -> None:
             run.checkpoint = name
-            trackers.save(folder / name)
+            for each in trackers:
+                each.save(folder / name)
 
         checkpoints = CheckpointCallback(
             folder,
@@ -141,12 +142,12 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
     return run
 
 
-def _learn(run: Run, phase: Phase, callbacks: list[BaseCallback], trackers: Tracking) -> None:
+def _learn(run: Run, phase: Phase, callbacks: list[BaseCallback], trackers: Sequence[TrackerThread]) -> None:
     """Train to the planned end; on a NaN, return to the latest checkpoint if `on_nan` is `rollback`."""
     rollbacks = 0
     while (left := phase.n_timesteps - run.algorithm.num_timesteps) > 0:
         try:
-            with logs_of(run, trackers.outputs):
+            with logs_of(run, [each.output for each in trackers]):
                 run.algorithm.learn(left, callback=callbacks, reset_num_timesteps=False)
             return
         except NumericError as error:

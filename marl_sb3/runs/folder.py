@@ -203,14 +203,6 @@ class RunFolder:
         require_text("--run-dir", files.path, "run_dir")
         return files
 
-    def require_apart(self, record: Path) -> None:
-        """Refuse to record into the folder of a new run, which has to be empty when the run begins."""
-        if Path(os.path.realpath(record)).is_relative_to(os.path.realpath(self.path)):
-            words = (
-                f"--record is {record}, which would fill the folder of --run-dir, {self.shown}, before the run begins"
-            )
-            raise ConfigError(f"{words}; accepted: a folder outside of it", key="record")
-
     def _require_new(self) -> None:
         with path_is_usable("--run-dir: cannot use", self.shown, "run_dir"):
             files = {file.name for file in self.path.iterdir()} if self.path.is_dir() else set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -43,7 +43,7 @@ from marl_sb3.runs.run import Run
 from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.runs.settings import load_config, require_kinds
 from marl_sb3.runs.start import CLONING, prepare, resume_run
-from marl_sb3.runs.tracking import Tracking, tracking
+from marl_sb3.runs.tracking import TrackerThread, tracking
 from marl_sb3.runs.view import print_files
 from marl_sb3.signals import pass_on
 from marl_sb3.types import PolicyID
@@ -123,7 +123,6 @@ def clone(
     run_dir: str | Path | None = None,
     factory: EnvFactory | None = None,
     *,
-    trust_pickle: bool = False,
     quiet: bool = False,
 ) -> Run:
     """Make a run of policies that act as recorded episodes do; the arguments are those of `prepare` and `imitate`.
@@ -132,7 +131,7 @@ def clone(
         The run, which is closed. A signal ends the passes over the data: `resume_clone` goes on.
     """
     require_text("data", data.absolute(), "data")
-    run = prepare(config, run_dir, factory, trust_pickle=trust_pickle, makes_folder=False)
+    run = prepare(config, run_dir, factory, makes_folder=False)
     with ExitStack() as cleanup:
         cleanup.callback(run.close)
         with source_named(run.config.where):
@@ -199,7 +198,7 @@ def _executed(run: Run, jobs: Jobs, options: CloningOptions, *, quiet: bool) -> 
     """Pass over the data until all policies are done, or a signal comes; then save them, and print their files."""
     with limited_threads(run.config.n_threads), tracking(run) as trackers:
         if jobs:
-            with logs_of(run, trackers.outputs):
+            with logs_of(run, [each.output for each in trackers]):
                 _train(run, jobs, options, trackers, quiet=quiet)
             if not run.interrupted:
                 for job in jobs.values():
@@ -239,7 +238,7 @@ def _jobs(run: Run, sets: list[PolicyData], data: Path, options: CloningOptions,
     return jobs
 
 
-def _train(run: Run, jobs: Jobs, options: CloningOptions, trackers: Tracking, *, quiet: bool) -> None:
+def _train(run: Run, jobs: Jobs, options: CloningOptions, trackers: Sequence[TrackerThread], *, quiet: bool) -> None:
     console = standard_console()
 
     def say(line: str) -> None:
@@ -280,7 +279,7 @@ def _train(run: Run, jobs: Jobs, options: CloningOptions, trackers: Tracking, *,
         say(f"policy {policy_id}: weights of epoch {job.best_epoch} of {job.epoch}")
 
 
-def _save(run: Run, trackers: Tracking, jobs: Jobs | None = None) -> None:
+def _save(run: Run, trackers: Sequence[TrackerThread], jobs: Jobs | None = None) -> None:
     """Write a checkpoint of the policies.
 
     Args:
@@ -295,4 +294,5 @@ def _save(run: Run, trackers: Tracking, jobs: Jobs | None = None) -> None:
             stack.enter_context(job.finished())
         state, tensors = algorithm.get_state()
     run.checkpoint = folder.save(algorithm.iteration, {**state, **cloning}, tensors, about, settings.keep)
-    trackers.save(folder.path / run.checkpoint)
+    for each in trackers:
+        each.save(folder.path / run.checkpoint)

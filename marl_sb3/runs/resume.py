@@ -38,17 +38,16 @@ class Phase:
 
 def phases_after(env_steps: int, n_timesteps: int, extensions: Sequence[Extension] | None) -> list[Phase]:
     """Return the phases of a run that do not end within its first `env_steps`, from its two settings."""
-    extended = [
-        Phase(each["n_timesteps"], each["until"], each.get("settings", {}))
-        for each in extensions or ()
-        if each["until"] > env_steps
-    ]
-    return [*extended, Phase(n_timesteps)]
+    return [*(_phase(each) for each in extensions or () if each["until"] > env_steps), Phase(n_timesteps)]
+
+
+def _phase(extension: Extension) -> Phase:
+    return Phase(extension["n_timesteps"], extension["until"], extension.get("settings", {}))
 
 
 def is_complete(config: TrainConfig, env_steps: int) -> bool:
     """Whether a run that has trained `env_steps` is complete."""
-    is_last = all(each["until"] <= env_steps for each in config.extensions or ())
+    is_last = len(phases_after(env_steps, config.n_timesteps, config.extensions)) == 1
     return env_steps >= config.n_timesteps and is_last
 
 
@@ -91,11 +90,7 @@ def continued(
     if not extended and not beyond_stop and not differs:
         # Later phases remain as they are planned.
         return before.changed({**{name: value_of(after, name) for name in FREE}, **given}) if now.settings else after
-    ended = [
-        Phase(each["n_timesteps"], each["until"], each.get("settings", {}))
-        for each in before.extensions or ()
-        if each["until"] <= env_steps
-    ]
+    ended = [_phase(each) for each in before.extensions or () if each["until"] <= env_steps]
     if env_steps > (ended[-1].until or 0 if ended else 0):  # the present phase has trained some, and ends here
         ended.append(replace(now, until=env_steps))
     extensions: list[Extension] = []

@@ -85,11 +85,6 @@ class Run:
         """The SB3 algorithm of each policy."""
         return self.algorithm.policies
 
-    @property
-    def is_changed(self) -> bool:
-        """Whether this resume has changed what is learned: the run does not go on as it would have."""
-        return any(change.learns_otherwise for change in self.changes.values())
-
     def keep_result(self, result: Result) -> None:
         """Keep the metrics of the iteration that was finished last."""
         self.result = result

@@ -29,6 +29,7 @@ from marl_sb3.runs.files import OF_TRUST, Hparams, entry_of, name_of, preset_pat
 from marl_sb3.runs.schema import (
     ACCEPTED,
     BY_POLICY,
+    OFFERED,
     Source,
     TrainConfig,
     name_of_callback,
@@ -304,15 +305,11 @@ def require_kinds(hparams: Any, settings: Any) -> None:
             raise ConfigError(f"settings has the key {shown(key)}; accepted: strings", key="settings")
 
 
-_OPTION_NAMES = {
-    **{"n_timesteps": "timesteps", "n_workers": "workers", "callbacks": "callback"},
-    "league": "against",
-}
-
-
 def _option(key: str) -> str:
+    if key in OFFERED:
+        return OFFERED[key].shown.partition(" ")[0]
     name = key.partition(".")[0]
-    return f"--{_OPTION_NAMES.get(name, name).replace('_', '-')}"
+    return {"callbacks": "--callback", "league": "--against"}.get(name, f"--{name.replace('_', '-')}")
 
 
 # --- Ids in YAML -----------------------------------------------------------------------------------------------------

@@ -93,8 +93,10 @@ def prepare(
         require_trackers(config.track)
     files = RunFolder.new(config.env, run_dir)
     recorder = None if record is None else record(name=config.env)
-    if recorder is not None:
-        files.require_apart(recorder.directory)
+    record_dir = None if recorder is None else recorder.directory
+    if record_dir is not None and Path(os.path.realpath(record_dir)).is_relative_to(os.path.realpath(files.path)):
+        words = f"--record is {record_dir}, which would fill the folder of --run-dir, {files.shown}"
+        raise ConfigError(f"{words}, before the run begins; accepted: a folder outside of it", key="record")
     config = resolved(config if runners is None else with_shards(config))
     if any(map(is_address, config.league.opponents or ())):
         with source_named(config.where, "league.opponents"):
@@ -353,7 +355,7 @@ def named_callbacks(entries: Sequence[Any] | None) -> list[BaseCallback]:
 
 def remark_on_changes(run: Run) -> str | None:
     """Return a line about the settings that a resume has changed; None if what is learned does not depend on any."""
-    if not run.is_changed:
+    if not any(change.learns_otherwise for change in run.changes.values()):
         return None
     changes = ", ".join(f"{name} {change}" for name, change in run.changes.items())
     done = counted(run.algorithm.num_timesteps, "env step")
@@ -411,7 +413,7 @@ def _note_resume(run: Run, inexact: Mapping[str, str], extended_from: int | None
     entry = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "checkpoint": run.checkpoint,
-        "exact": not inexact and not run.is_changed,
+        "exact": not inexact and remark_on_changes(run) is None,
         "inexact": dict(inexact),
         "changed": {name: {"from": change.old, "to": change.new} for name, change in run.changes.items()},
         "env_steps": run.algorithm.num_timesteps,

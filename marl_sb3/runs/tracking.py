@@ -157,14 +157,22 @@ class TrackerThread:
         start: what the tracker gets when it is opened.
         file: of the run folder.
         missed: yields what was logged after a step and before this training.
+        most_agents: see `TrackerOutput`.
 
     Attributes:
+        output: of the run's logger, for the tracker.
         opened: set when the tracker is open, or has failed.
     """
 
     def __init__(
-        self, tracker: Tracker, start: Start, file: TrackingFile, missed: Callable[[int], Iterator[Entry]]
+        self,
+        tracker: Tracker,
+        start: Start,
+        file: TrackingFile,
+        missed: Callable[[int], Iterator[Entry]],
+        most_agents: int,
     ) -> None:
+        self.output = TrackerOutput(tracker.name, self.log, start.folder, most_agents)
         self._tracker, self._start, self._file, self._missed = tracker, start, file, missed
         self._step = -1  # the last one that the tracker has got
         self._jobs: Queue[Callable[[], object]] = Queue()
@@ -257,29 +265,15 @@ class TrackerThread:
 # --- A run -----------------------------------------------------------------------------------------------------------
 
 
-class Tracking:
-    """The trackers of a training in progress."""
-
-    def __init__(self, threads: Mapping[str, TrackerThread], folder: Path, most_agents: int) -> None:
-        self._threads = threads
-        # of the run's logger
-        self.outputs = [TrackerOutput(name, each.log, folder, most_agents) for name, each in threads.items()]
-
-    def save(self, checkpoint: Path) -> None:
-        """Let all trackers keep a checkpoint."""
-        for each in self._threads.values():
-            each.save(checkpoint)
-
-
 @contextmanager
-def tracking(run: Run) -> Iterator[Tracking]:
+def tracking(run: Run) -> Iterator[Sequence[TrackerThread]]:
     """Open the trackers of a run, and close them at its end. Nothing that they do or draw changes the training.
 
     Raises:
         ConfigError: what the run folder remembers of them is damaged.
     """
     folder, config, most_agents = run.folder, run.config, run.config.tensorboard_agents
-    threads: dict[str, TrackerThread] = {}
+    threads: list[TrackerThread] = []
     if names := trackers_of(config.track):
         (settings,) = parse_value(to_yaml(config)).values()
         start = Start(
@@ -291,14 +285,14 @@ def tracking(run: Run) -> Iterator[Tracking]:
         )
         file, missed = TrackingFile(folder), partial(_missed, folder, most_agents, until=run.algorithm.num_timesteps)
         with preserve_rng():
-            threads = {name: TrackerThread(TRACKERS[name](), start, file, missed) for name in names}
+            threads = [TrackerThread(TRACKERS[name](), start, file, missed, most_agents) for name in names]
             until_s = time.monotonic() + OPEN_S
-            for each in threads.values():
+            for each in threads:
                 each.opened.wait(max(0.0, until_s - time.monotonic()))
     failed = True
     try:
-        yield Tracking(threads, folder, most_agents)
+        yield threads
         failed = False
     finally:
-        for each in reversed(threads.values()):
+        for each in reversed(threads):
             each.close(failed=failed)

@@ -168,13 +168,10 @@ def print_summary(
     ]
     verb = "serve" if run.config.env == EXTERNAL else "evaluate"  # what clients step cannot be made here
     command = () if run.interrupted else (f"{verb} with: python -m marl_sb3.{verb}",)
-    _print_lines(console, [*totals, *_what_looks_wrong(run), *_files(run), *_how_to_go_on(run, *command)])
-
-
-def _what_looks_wrong(run: Run) -> list[str]:
-    """Return what looks wrong in all that a run has logged; nothing of one that was interrupted, which may go on."""
-    findings = [] if run.interrupted or run.files.is_lost else _problems(run.folder, run.config)
-    return hints(findings, f"python -m marl_sb3.report {shlex.quote(str(run.files.shown))}")
+    # An interrupted run may go on: nothing is said of what looks wrong in it.
+    wrong = [] if run.interrupted or run.files.is_lost else _problems(run.folder, run.config)
+    report = f"python -m marl_sb3.report {shlex.quote(str(run.files.shown))}"
+    _print_lines(console, [*totals, *hints(wrong, report), *_files(run), *_how_to_go_on(run, *command)])
 
 
 def _problems(folder: Path, config: TrainConfig) -> list[Problem]:

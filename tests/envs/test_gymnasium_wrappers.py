@@ -13,7 +13,7 @@ from gymnasium import spaces
 import marl_sb3
 from marl_sb3 import ConfigError, make_vec_env
 from marl_sb3.envs.gymnasium_wrappers import WRAPPERS, named_wrappers, wrapping_factory
-from marl_sb3.runs.building import wrapped_env
+from marl_sb3.runs.building import make_envs
 from marl_sb3.runs.settings import load_config
 
 
@@ -79,14 +79,12 @@ def test_a_run_with_wrappers_trains_resumes_and_evaluates(in_tmp: Path) -> None:
 )
 def test_what_does_not_fit_is_refused_in_words(given: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        make_vec_env(
-            wrapped_env("CartPole-v1", load_config("CartPole-v1", settings={"env_wrapper": given}).env_wrapper)
-        )
+        make_envs(load_config("CartPole-v1", settings={"env_wrapper": given}))
 
 
 def test_envs_of_several_agents_are_not_wrapped() -> None:
     with pytest.raises(ConfigError, match="accepted: a Gymnasium env; processing has settings"):
-        make_vec_env(wrapped_env("arena", "gymnasium.wrappers.FlattenObservation"))
+        make_envs(load_config("arena", settings={"env_wrapper": "gymnasium.wrappers.FlattenObservation"}))
 
 
 def test_the_table_names_what_there_is() -> None:

@@ -27,7 +27,6 @@ from marl_sb3.extensions.data.cloning import Cloning
 from marl_sb3.extensions.data.offline import OfflineTraining
 from marl_sb3.imitate import main
 from marl_sb3.runs import imitate as runs_imitate
-from marl_sb3.runs.tracking import Tracking
 
 BOUNDS = np.array([1, 1, 8.0], np.float32)
 SEEN, TORQUES = spaces.Box(-BOUNDS, BOUNDS), spaces.Box(-2, 2, (1,))
@@ -237,11 +236,11 @@ def test_options_of_cloning_are_refused_for_iql_and_leave_no_folder(
 def test_trackers_get_every_pass_and_the_checkpoints(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Kept(Tracking):
+    class Kept:
         name = "kept"
 
         def __init__(self) -> None:
-            self.outputs, self.losses, self.saved = [self], [], []  # type: ignore[list-item,var-annotated]
+            self.output, self.losses, self.saved = self, list[Any](), list[str]()
 
         def write(self, *_: Any) -> None:
             """Nothing of callbacks."""
@@ -253,7 +252,7 @@ def test_trackers_get_every_pass_and_the_checkpoints(
             self.saved.append(checkpoint.name)
 
     kept = Kept()
-    monkeypatch.setattr(runs_imitate, "tracking", lambda run: nullcontext(kept))
+    monkeypatch.setattr(runs_imitate, "tracking", lambda run: nullcontext([kept]))
     run = cloned(data, tmp_path / "run", settings={"checkpoints.every": 2})
     assert kept.losses == [(n, each["learners"]["shared"]["imitation_loss"]) for n, each in enumerate(run.results, 1)]
     assert kept.saved == ["ckpt-000002", "ckpt-000003"]
