@@ -104,7 +104,7 @@ PUBLIC_ROOMS = ("evaluation", "envs", "envs.compiled", "results", "tools.serving
 
 # Lines of all modules that importing the one of `MultiAgentAlgorithm` loads, and with those that functions import,
 # rounded up to a hundred.
-MOST_LINES_OF_CORE = (13_400, 14_893)
+MOST_LINES_OF_CORE = (13_400, 14_892)
 
 
 class Import(NamedTuple):

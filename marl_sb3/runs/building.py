@@ -227,7 +227,7 @@ def with_rollouts(config: TrainConfig, env: MultiAgentVecEnv) -> TrainConfig:
     if not config.picks_rollouts:
         return config
     policy_ids = resolve_policies(config.policies, env.agents)
-    mapping = _mapping(config, policy_ids, env)
+    mapping = _mapping(config.mapping, config.policies, config.agents, policy_ids, env)
     policies = list(policy_mapping(policy_ids, env, mapping).policy_of.values())
     of_run: dict[str, Any] = {}
     of_policies: dict[PolicyID, Any] = {}
@@ -292,7 +292,7 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
         if policy_id not in policy_ids:
             _refuse_unknown(policy_id, settings, policy_ids, env)
     _require_unambiguous([source.path for source in config.sources.values()], policy_ids)
-    mapping = _mapping(config, policy_ids, env)
+    mapping = _mapping(config.mapping, config.policies, config.agents, policy_ids, env)
     if config.league.is_on:
         mapping = _league(config, policy_mapping(policy_ids, env, mapping))
     specs = {}
@@ -376,13 +376,12 @@ def policy_spec(config: TrainConfig, policy_id: PolicyID, policy_ids: Sequence[P
         raise ConfigError(f"policy {policy_id!r}: {error}", key=f"{policy_id}.{error.key}") from error
 
 
-def _mapping(config: TrainConfig, policy_ids: Sequence[PolicyID], env: MultiAgentVecEnv) -> Any:
-    """Return what `MultiAgentAlgorithm` takes as `policy_mapping_fn`.
+def _mapping(given: Any, policies: Any, agents: Any, policy_ids: Sequence[PolicyID], env: MultiAgentVecEnv) -> Any:
+    """Return what `MultiAgentAlgorithm` takes as `policy_mapping_fn`; the first three are settings, or made of them.
 
     Raises:
         ConfigError: the setting `mapping`, or the agents of policies, do not fit the policies or the env.
     """
-    given, agents = config.mapping, config.agents
     listed = _policy_of_listed({each: agents[each] for each in policy_ids if each in agents}) or None
     if given is None:
         return listed
@@ -394,8 +393,7 @@ def _mapping(config: TrainConfig, policy_ids: Sequence[PolicyID], env: MultiAgen
             if twice := [agent for agent in given if agent in (listed or ())]:
                 words = f"agent {twice[0]!r} is in mapping, and in the agents of policy {(listed or {})[twice[0]]!r}"
                 raise ConfigError(f"{words}; accepted: one of them")
-            by_setting = isinstance(config.policies, str)
-            others = policy_of_agents(policy_ids, env.agents, None) if by_setting else listed
+            others = policy_of_agents(policy_ids, env.agents, None) if isinstance(policies, str) else listed
             mapping = SampledAssignment({**(others or {}), **given})
         else:
             mapping = _named_mapping(given)
