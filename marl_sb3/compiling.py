@@ -420,12 +420,14 @@ def c_function(
 
 # --- Envs that compiled code steps -----------------------------------------------------------------------------------
 
-# A C function `void(address of a table)` steps and observes envs. The table is int64: what is done, to which envs, and
+# A C function `void(address of a record)` steps and observes envs. The record says what is done, to which envs, and has
 # the addresses of the arrays of the batch, (E, ...) each: records of states, words of generators, actions, rewards,
 # ends, infos, observations, allowed actions, and seeds of the episodes that are begun. Envs are observed after a step
 # and at the beginning of an episode, too.
-WHAT, FIRST, END, STATES, RNGS, ACTIONS, REWARDS, TERMINATED, TRUNCATED, INFOS, OBSERVATIONS, ALLOWED = range(12)
-SEEDS, FIELDS = 12, 13
+ENVS = record(
+    *("what", "first", "end", "states_at", "rngs_at", "actions_at", "rewards_at", "terminated_at", "truncated_at"),
+    *("infos_at", "observations_at", "allowed_at", "seeds_at"),
+)
 STEP, OBSERVE, BEGIN = range(3)  # what is done
 RNG_WORDS = 4  # of the generator of an env
 

@@ -27,7 +27,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 # Most of each: lines rounded up to a hundred. To raise one needs a commit that names the user who needs it.
 MOST: Mapping[str, int] = {
-    "package: lines": 83_100,
+    "package: lines": 83_000,
     "package: files": 402,
     "runs, cli, commands, dialects, results: lines": 11_000,
     "extensions, engine, envs: lines": 33_800,

@@ -9,15 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO, cast
 
-from marl_sb3.errors import (
-    CheckpointError,
-    ConfigError,
-    EnvError,
-    EnvRaisedError,
-    MarlSb3Error,
-    described,
-    noted,
-)
+from marl_sb3.errors import CheckpointError, ConfigError, EnvError, EnvRaisedError, MarlSb3Error, described, noted
 from marl_sb3.output import LenientStream, print_text, printable
 from marl_sb3.signals import interrupt, interrupting, none_lost
 from marl_sb3.stacks import stacks_on_signal, unending_named

@@ -25,13 +25,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.playing import preserve_training_state
 from marl_sb3.extensions.data.dataset import RECORDING, PolicyData, RecordedEpisode, joint_episodes_of, read_data
 from marl_sb3.extensions.data.demonstrations import demonstrations, require_episodes
-from marl_sb3.extensions.data.estimators import (
-    Decisions,
-    Estimate,
-    effective_sample_size,
-    estimate,
-    joint_weights,
-)
+from marl_sb3.extensions.data.estimators import Decisions, Estimate, effective_sample_size, estimate, joint_weights
 from marl_sb3.extensions.display.screen import standard_console
 from marl_sb3.extensions.display.text import number
 from marl_sb3.runs.evaluate import SUM

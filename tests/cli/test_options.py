@@ -8,16 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import pytest
 from msgspec import Meta
 
-from marl_sb3.cli import (
-    Bare,
-    Section,
-    Setting,
-    command,
-    documented,
-    given_options,
-    require_resumable,
-    settings_in,
-)
+from marl_sb3.cli import Bare, Section, Setting, command, documented, given_options, require_resumable, settings_in
 from marl_sb3.errors import ConfigError
 
 SEED = Setting("seed")

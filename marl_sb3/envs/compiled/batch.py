@@ -13,24 +13,11 @@ from gymnasium import spaces
 from typing_extensions import override
 
 from marl_sb3.compiling import (
-    ACTIONS,
-    ALLOWED,
     BEGIN,
-    END,
-    FIELDS,
-    FIRST,
-    INFOS,
-    OBSERVATIONS,
+    ENVS,
     OBSERVE,
-    REWARDS,
     RNG_WORDS,
-    RNGS,
-    SEEDS,
-    STATES,
     STEP,
-    TERMINATED,
-    TRUNCATED,
-    WHAT,
     c_function,
     carray,
     is_ours,
@@ -110,10 +97,10 @@ class CompiledBatch(BatchedEnv):
     def _bind(self) -> None:
         """Give the compiled function the addresses of the arrays."""
         vars(self).pop("address", None)
-        self.table = np.zeros(FIELDS, np.int64)  # for calls of the function
+        self.table = np.zeros(len(ENVS.names or ()), np.int64)  # the fields of `ENVS`, for calls of the function
         arrays = [self.states, self.rngs, self.actions, self.rewards, self.terminated, self.truncated, self.infos]
         arrays += [self.observed, self.allowed, self.seeds]
-        self.table[STATES:] = [array.ctypes.data for array in arrays]
+        self.table[3:] = [array.ctypes.data for array in arrays]
         self._of_table: int = self.table.ctypes.data
         self._call: Any = None
 
@@ -135,7 +122,7 @@ class CompiledBatch(BatchedEnv):
     def run(self, what: int, first: int = 0, end: int | None = None) -> None:
         """Step and observe all envs, or observe some only, or begin their episodes."""
         table = self.table
-        table[WHAT], table[FIRST], table[END] = what, first, self.num_envs if end is None else end
+        table[0], table[1], table[2] = what, first, self.num_envs if end is None else end
         if self._call is None:
             self._call = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.address)
         self._call(self._of_table)
@@ -294,10 +281,10 @@ def _most_choices(rules: CompiledRules) -> int:
 def run_envs(
     address: int, sizes: Any, act_in: Any, observe_in: Any, view: Any, step: Any, observe: Any, allow: Any, start: Any
 ) -> None:
-    """Step and observe envs, or begin their episodes, as the table at an address says: see `marl_sb3.compiling`.
+    """Step and observe envs, or begin their episodes, as the record at an address says: see `marl_sb3.compiling`.
 
     Args:
-        address: of the table.
+        address: of the record, see `ENVS`.
         sizes: bytes of a record, number of agents, of infos and of choices in masks; shapes of an env's actions and
             observations.
         act_in: the type of actions.
@@ -306,27 +293,27 @@ def run_envs(
         step: see `CompiledRules`, as the others; `allow` and `start` may be None.
     """
     of_record, agents, infos, choices, of_actions, of_observations = sizes
-    table = carray(pointer(address), (FIELDS,), np.int64)
-    n = table[END]
-    rngs = carray(pointer(table[RNGS]), (n, RNG_WORDS), np.uint64)
-    actions = carray(pointer(table[ACTIONS]), (n, *of_actions), act_in)
-    rewards = carray(pointer(table[REWARDS]), (n, agents), np.float64)
-    terminated = carray(pointer(table[TERMINATED]), (n, agents), np.bool_)
-    truncated = carray(pointer(table[TRUNCATED]), (n, agents), np.bool_)
-    of_infos = carray(pointer(table[INFOS]), (n, infos), np.float64)
-    observations = carray(pointer(table[OBSERVATIONS]), (n, *of_observations), observe_in)
-    allowed = carray(pointer(table[ALLOWED]), (n, agents, choices), np.bool_)
-    seeds = carray(pointer(table[SEEDS]), (n,), np.int64)
-    for i in range(table[FIRST], n):
-        state = view(table[STATES] + i * of_record)
-        if table[WHAT] == STEP:
+    table = carray(pointer(address), (1,), ENVS)[0]
+    n = table.end
+    rngs = carray(pointer(table.rngs_at), (n, RNG_WORDS), np.uint64)
+    actions = carray(pointer(table.actions_at), (n, *of_actions), act_in)
+    rewards = carray(pointer(table.rewards_at), (n, agents), np.float64)
+    terminated = carray(pointer(table.terminated_at), (n, agents), np.bool_)
+    truncated = carray(pointer(table.truncated_at), (n, agents), np.bool_)
+    of_infos = carray(pointer(table.infos_at), (n, infos), np.float64)
+    observations = carray(pointer(table.observations_at), (n, *of_observations), observe_in)
+    allowed = carray(pointer(table.allowed_at), (n, agents, choices), np.bool_)
+    seeds = carray(pointer(table.seeds_at), (n,), np.int64)
+    for i in range(table.first, n):
+        state = view(table.states_at + i * of_record)
+        if table.what == STEP:
             for agent in range(agents):
                 rewards[i, agent] = 0.0
                 terminated[i, agent] = truncated[i, agent] = False
             for k in range(infos):
                 of_infos[i, k] = 0.0
             step(state, actions[i], rngs[i], Outcome(rewards[i], terminated[i], truncated[i], of_infos[i]))
-        elif table[WHAT] == BEGIN:  # noqa: SIM102 - only a test of nothing else leaves a call of None out
+        elif table.what == BEGIN:  # noqa: SIM102 - only a test of nothing else leaves a call of None out
             if start is not None:
                 if seeds[i] >= 0:
                     seed_generator(seeds[i], rngs[i])

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from numba import njit
 from typing_extensions import override
 
-from marl_sb3.compiling import FIELDS, STATES, carray, pointer
+from marl_sb3.compiling import ENVS, carray, pointer
 from marl_sb3.core.state.randomness import generator_state, set_generator_state
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.envs.compiled.batch import CompiledBatch, run_envs
@@ -466,7 +466,7 @@ def _begin_pond(pond: Pond, rng: Array) -> None:
 
 def run(address: int) -> None:
     """See `run_envs`: all ponds of a batch have the same settings."""
-    own = carray(pointer(carray(pointer(address), (FIELDS,), np.int64)[STATES]), (1,), _SETTINGS)[0]
+    own = carray(pointer(carray(pointer(address), (1,), ENVS)[0].states_at), (1,), _SETTINGS)[0]
     agents = own.n_pursuers
     sizes = own.bytes, agents, 4 * agents, 0, (agents, 2), (agents, own.seen)
     run_envs(address, sizes, np.float32, np.float32, _pond, step_pond, see, None, _begin_pond)

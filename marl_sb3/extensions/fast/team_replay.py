@@ -22,10 +22,7 @@ from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.off_policy.off_policy import OffPolicyLearner
 from marl_sb3.core.off_policy.per_row_replay import PerRowReplay
-from marl_sb3.core.off_policy.replay import (
-    ReplayExperience,
-    Transitions,
-)
+from marl_sb3.core.off_policy.replay import ReplayExperience, Transitions
 from marl_sb3.core.processing.processing import Processing
 from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.core.vec_env.step import VecStep

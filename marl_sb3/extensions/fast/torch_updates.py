@@ -53,9 +53,8 @@ def minibatches(algorithm: Any, rollout: Any) -> Callable[..., Iterable[Any]]:
     """
     device: th.device = algorithm.device
     moves = device.type != "cpu" or has_faster_images(algorithm)
-    if not moves or type(rollout) not in _KNOWN_BUFFERS:
-        return rollout.get  # type: ignore[no-any-return]
-    if has_replaced_methods(rollout) or any(map(replaced_method, _KNOWN_BUFFERS)):
+    is_known = moves and type(rollout) in _KNOWN_BUFFERS and not has_replaced_methods(rollout)
+    if not is_known or any(map(replaced_method, _KNOWN_BUFFERS)):
         return rollout.get  # type: ignore[no-any-return]
     for name in ("observations", *_SAMPLED):  # as `get` does
         setattr(rollout, name, flat_samples(rollout, name))

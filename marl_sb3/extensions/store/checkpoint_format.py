@@ -30,14 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.core.state.checkpoint import (
-    KINDS,
-    OPTIONAL_KINDS,
-    Checkpoint,
-    Tensors,
-    require_finite,
-    require_storable,
-)
+from marl_sb3.core.state.checkpoint import KINDS, OPTIONAL_KINDS, Checkpoint, Tensors, require_finite, require_storable
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.errors import CheckpointError
 from marl_sb3.extensions.store.tensor_file import SUFFIX, StoredTensors, tensor_chunks

@@ -32,12 +32,7 @@ from marl_sb3.extensions.hooks.episodes import RunningEpisode
 from marl_sb3.extensions.remote.processes.fork_server import fork_server
 from marl_sb3.extensions.remote.processes.messages import ProcessContext, by_value, packed_request
 from marl_sb3.extensions.remote.processes.serve import Link
-from marl_sb3.extensions.remote.processes.worker import (
-    Worker,
-    WorkerLostError,
-    WorkerRefusedError,
-    ending,
-)
+from marl_sb3.extensions.remote.processes.worker import Worker, WorkerLostError, WorkerRefusedError, ending
 from marl_sb3.files.regular import open_regular
 from marl_sb3.runs.execution import execute
 from marl_sb3.runs.jobs import Jobs

@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from marl_sb3 import (
-    ConfigError,
-    MultiAgentAlgorithm,
-    PolicyBundle,
-    combine_policies,
-    evaluate_policies,
-    make_vec_env,
-)
+from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicyBundle, combine_policies, evaluate_policies, make_vec_env
 from marl_sb3.evaluation.opponents import Source
 
 SMALL = {"n_steps": 8, "batch_size": 8, "device": "cpu", "policy_kwargs": {"net_arch": [4]}}

@@ -8,12 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from marl_sb3.extensions.data.estimators import (
-    Decisions,
-    effective_sample_size,
-    estimate,
-    joint_weights,
-)
+from marl_sb3.extensions.data.estimators import Decisions, effective_sample_size, estimate, joint_weights
 
 # Two states, two actions, two decisions: action 1 leads to state 1, action 0 to state 0, with probability 3/4.
 BEHAVIOUR = np.array([[0.5, 0.5], [0.25, 0.75]])  # [state, action]

@@ -6,28 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_sb3.compiling import (
-    ALLOWED,
-    BEGIN,
-    END,
-    FIELDS,
-    FIRST,
-    OBSERVATIONS,
-    OBSERVE,
-    REWARDS,
-    RNG_WORDS,
-    RNGS,
-    SEEDS,
-    STATES,
-    TERMINATED,
-    TRUNCATED,
-    WHAT,
-    call_at,
-    carray,
-    pointer,
-    seed_words,
-    strict_kernel,
-)
+from marl_sb3.compiling import BEGIN, ENVS, OBSERVE, RNG_WORDS, call_at, carray, pointer, seed_words, strict_kernel
 from marl_sb3.extensions.fast.kernels.layers import ints_at, matrix_at
 from marl_sb3.types import Array, FloatArray
 
@@ -108,11 +87,11 @@ def line_of(step: int, last: Last) -> Any:
 
 
 @strict_kernel
-def note_ends(table: Array, sizes: Sizes, step: int, running: Running, last: Last) -> tuple[int, int, int]:
+def note_ends(table: Any, sizes: Sizes, step: int, running: Running, last: Last) -> tuple[int, int, int]:
     """Count a step and its rewards, and truncate episodes at the horizon; returns how that ends, an env, an agent."""
-    rewards = carray(pointer(table[REWARDS]), (sizes.envs, sizes.agents), np.float64)
-    terminated = carray(pointer(table[TERMINATED]), (sizes.envs, sizes.agents), np.bool_)
-    truncated = carray(pointer(table[TRUNCATED]), (sizes.envs, sizes.agents), np.bool_)
+    rewards = carray(pointer(table.rewards_at), (sizes.envs, sizes.agents), np.float64)
+    terminated = carray(pointer(table.terminated_at), (sizes.envs, sizes.agents), np.bool_)
+    truncated = carray(pointer(table.truncated_at), (sizes.envs, sizes.agents), np.bool_)
     line = line_of(step, last)
     for i in range(sizes.envs):
         running.lengths[i] += 1
@@ -136,9 +115,9 @@ def note_ends(table: Array, sizes: Sizes, step: int, running: Running, last: Las
 
 
 @strict_kernel
-def keep_masks(table: Array, sizes: Sizes, step: int, last: Last) -> None:
+def keep_masks(table: Any, sizes: Sizes, step: int, last: Last) -> None:
     """Keep the masks of all agents after a step."""
-    allowed = carray(pointer(table[ALLOWED]), (sizes.envs, sizes.agents, sizes.choices), np.bool_)
+    allowed = carray(pointer(table.allowed_at), (sizes.envs, sizes.agents, sizes.choices), np.bool_)
     for i in range(sizes.envs):
         for a in range(sizes.agents):
             for j in range(sizes.choices):
@@ -188,20 +167,20 @@ def _finish(running: Running, finished: Finished, line: int, step: int, i: int) 
 
 
 @strict_kernel
-def _seed(upcoming: NextEpisodes, table: Array, sizes: Sizes, running: Running, i: int) -> None:
+def _seed(upcoming: NextEpisodes, table: Any, sizes: Sizes, running: Running, i: int) -> None:
     """Write the seed of the next episode of an env, as `episode_seed` computes it."""
     n, word = upcoming.entropy.shape[0], np.empty(1, np.uint64)
     upcoming.entropy[n - 2], upcoming.entropy[n - 1] = upcoming.first_env + i, running.episodes[i]
     seed_words(upcoming.entropy, word)
-    carray(pointer(table[SEEDS]), (sizes.envs,), np.int64)[i] = word[0] >> np.uint64(1)
+    carray(pointer(table.seeds_at), (sizes.envs,), np.int64)[i] = word[0] >> np.uint64(1)
 
 
 @strict_kernel
-def _begin(upcoming: NextEpisodes, table: Array, sizes: Sizes, i: int) -> None:
+def _begin(upcoming: NextEpisodes, table: Any, sizes: Sizes, i: int) -> None:
     """Begin the next episode of an env."""
     number = upcoming.used[i]
-    states = carray(pointer(table[STATES]), (sizes.envs, sizes.state_bytes), np.uint8)
-    rngs = carray(pointer(table[RNGS]), (sizes.envs, RNG_WORDS), np.uint64)
+    states = carray(pointer(table.states_at), (sizes.envs, sizes.state_bytes), np.uint8)
+    rngs = carray(pointer(table.rngs_at), (sizes.envs, RNG_WORDS), np.uint64)
     for k in range(sizes.state_bytes):
         states[i, k] = upcoming.states[i, number, k]
     for k in range(RNG_WORDS):
@@ -210,18 +189,18 @@ def _begin(upcoming: NextEpisodes, table: Array, sizes: Sizes, i: int) -> None:
 
 
 @strict_kernel
-def _keep_last_observations(table: Array, sizes: Sizes, i: int, last: Last) -> bool:
+def _keep_last_observations(table: Any, sizes: Sizes, i: int, last: Last) -> bool:
     """Keep what the agents of an env observe; returns False for a number that is not finite."""
     n, numbers, first = sizes.envs * sizes.agents, sizes.observation, i * sizes.agents
     accepted = True
     if sizes.observes_floats:
-        floats, kept = matrix_at(table[OBSERVATIONS], n, numbers), matrix_at(last.observations, n, numbers)
+        floats, kept = matrix_at(table.observations_at, n, numbers), matrix_at(last.observations, n, numbers)
         for place in range(first, first + sizes.agents):
             for j in range(numbers):
                 kept[place, j] = floats[place, j]
                 accepted = accepted and np.isfinite(floats[place, j])
     else:
-        ints, kept_ints = ints_at(table[OBSERVATIONS], n, numbers), ints_at(last.observations, n, numbers)
+        ints, kept_ints = ints_at(table.observations_at, n, numbers), ints_at(last.observations, n, numbers)
         for place in range(first, first + sizes.agents):
             for j in range(numbers):
                 kept_ints[place, j] = ints[place, j]
@@ -245,9 +224,9 @@ def end_episodes(
     Returns:
         The lines of `finished` that are filled; -1: an episode has ended on an observation that is not finite.
     """
-    table = carray(pointer(table_at), (FIELDS,), np.int64)
-    terminated = carray(pointer(table[TERMINATED]), (sizes.envs, sizes.agents), np.bool_)
-    truncated = carray(pointer(table[TRUNCATED]), (sizes.envs, sizes.agents), np.bool_)
+    table = carray(pointer(table_at), (1,), ENVS)[0]
+    terminated = carray(pointer(table.terminated_at), (sizes.envs, sizes.agents), np.bool_)
+    truncated = carray(pointer(table.truncated_at), (sizes.envs, sizes.agents), np.bool_)
     for i in range(sizes.envs):
         if (terminated[i, 0] or truncated[i, 0]) and not _keep_last_observations(table, sizes, i, last):
             return -1
@@ -257,10 +236,10 @@ def end_episodes(
             lines += 1
             if upcoming.entropy.shape[0]:
                 _seed(upcoming, table, sizes, running, i)
-                table[WHAT] = BEGIN
+                table.what = BEGIN
             else:
                 _begin(upcoming, table, sizes, i)
-                table[WHAT] = OBSERVE
-            table[FIRST], table[END] = i, i + 1
+                table.what = OBSERVE
+            table.first, table.end = i, i + 1
             call_at(function, table_at)
     return lines

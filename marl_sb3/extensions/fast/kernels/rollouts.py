@@ -10,25 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_sb3.compiling import (
-    ACTIONS,
-    ALLOWED,
-    END,
-    FIELDS,
-    FIRST,
-    INFOS,
-    OBSERVATIONS,
-    STEP,
-    TERMINATED,
-    TRUNCATED,
-    WHAT,
-    call_at,
-    carray,
-    pointer,
-    record,
-    strict_entry,
-    strict_kernel,
-)
+from marl_sb3.compiling import ENVS, STEP, call_at, carray, pointer, record, strict_entry, strict_kernel
 from marl_sb3.extensions.fast.kernels.distributions import sample, sample_gaussian
 from marl_sb3.extensions.fast.kernels.episodes import (
     COMPLETE,
@@ -196,12 +178,12 @@ def _values(policy: Any, inputs: Inputs) -> FloatArray:
 
 
 @strict_kernel
-def _masks(policy: Any, table: Array, sizes: Sizes, first: int, rows: Rows) -> Any:
+def _masks(policy: Any, table: Any, sizes: Sizes, first: int, rows: Rows) -> Any:
     """Store the masks of the rows; returns them, without columns if all is allowed, and whether they leave a choice."""
     n, parts, outputs, takes = rows.envs.shape[0], policy.parts, policy.outputs, policy.takes_masks
     kept = matrix_at(policy.masks_at + 4 * outputs * (first if takes else 0), n, outputs if sizes.choices else 0)
     part_sizes = carray(pointer(policy.part_sizes_at), (parts,), np.int64)
-    allowed = carray(pointer(table[ALLOWED]), (sizes.envs, sizes.agents, sizes.choices), np.bool_)
+    allowed = carray(pointer(table.allowed_at), (sizes.envs, sizes.agents, sizes.choices), np.bool_)
     accepted = True
     for row in range(n if sizes.choices else 0):
         of_row, start = allowed[rows.envs[row], rows.agents[row]], 0
@@ -221,7 +203,7 @@ def _choose(
     outputs: FloatArray,
     allowed: FloatArray,
     noise: FloatArray,
-    table: Array,
+    table: Any,
     sizes: Sizes,
     first: int,
     rows: Rows,
@@ -231,7 +213,7 @@ def _choose(
     if policy.is_gaussian:
         own = matrix_at(policy.of_gaussian_at, 6, parts)
         chosen, log_probs = sample_gaussian(outputs, own[0], own[1], noise)
-        kept, to_env = matrix_at(policy.chosen_at, first + n, parts), matrix_at(table[ACTIONS], places, sizes.action)
+        kept, to_env = matrix_at(policy.chosen_at, first + n, parts), matrix_at(table.actions_at, places, sizes.action)
         for row in range(n):
             for j in range(parts):
                 kept[first + row, j] = chosen[row, j]
@@ -243,7 +225,10 @@ def _choose(
         return log_probs
     part_sizes = carray(pointer(policy.part_sizes_at), (parts,), np.int64)
     picked, log_probs = sample(outputs, allowed, part_sizes, noise)
-    kept_ints, to_env_ints = ints_at(policy.chosen_at, first + n, parts), ints_at(table[ACTIONS], places, sizes.action)
+    kept_ints, to_env_ints = (
+        ints_at(policy.chosen_at, first + n, parts),
+        ints_at(table.actions_at, places, sizes.action),
+    )
     for row in range(n):
         for j in range(parts):
             kept_ints[first + row, j] = picked[row, j]
@@ -252,13 +237,13 @@ def _choose(
 
 
 @strict_kernel
-def _act(policy: Any, table: Array, sizes: Sizes, step: int, rows: Rows) -> int:
+def _act(policy: Any, table: Any, sizes: Sizes, step: int, rows: Rows) -> int:
     """Let a policy act for its rows, and store what it has seen and chosen; returns how that ends."""
     n = rows.envs.shape[0]
     first = step * n
     bytes_of_each = 8 if policy.ones else 4
     to = policy.seen_at + first * policy.numbers * bytes_of_each
-    inputs, accepted = _inputs(policy, table[OBSERVATIONS], sizes, rows, to, True)
+    inputs, accepted = _inputs(policy, table.observations_at, sizes, rows, to, True)
     if not accepted:
         return WRONG_OBSERVATION
     allowed, accepted = _masks(policy, table, sizes, first, rows)
@@ -290,15 +275,15 @@ def _paid_to_team(policy: Any, rewards: FloatArray) -> Any:
 
 
 @strict_kernel
-def _note_rewards(policy: Any, table: Array, sizes: Sizes, step: int, rows: Rows, last: Last) -> bool:
+def _note_rewards(policy: Any, table: Any, sizes: Sizes, step: int, rows: Rows, last: Last) -> bool:
     """Store the rewards of a policy's rows, and where their episodes end; False: observations are refused.
 
     Truncation is not termination: the rewards of agents that were truncated go on with the values of what they saw
     last.
     """
     n, first, line = rows.envs.shape[0], step * rows.envs.shape[0], line_of(step, last)
-    terminated = carray(pointer(table[TERMINATED]), (sizes.envs, sizes.agents), np.bool_)
-    truncated = carray(pointer(table[TRUNCATED]), (sizes.envs, sizes.agents), np.bool_)
+    terminated = carray(pointer(table.terminated_at), (sizes.envs, sizes.agents), np.bool_)
+    truncated = carray(pointer(table.truncated_at), (sizes.envs, sizes.agents), np.bool_)
     starts = carray(pointer(policy.row_starts_at), (n,), np.bool_)
     rewards, paid = vector_at(policy.rewards_at, n), vector_at(policy.paid_at, first + n)
     at_limit = np.empty(n, np.int64)  # rows
@@ -345,7 +330,7 @@ def collect(
 
     Args:
         function: address of what steps the envs, see `marl_sb3.compiling`.
-        table_at: address of its table.
+        table_at: address of its record, see `ENVS`.
         policies: (policies,) records, see `POLICY`.
         first_step: the number of the first one, of `sizes.steps`.
 
@@ -353,9 +338,9 @@ def collect(
         The number of the next step; the lines of `finished` that are filled; how the call has ended; and the env and
         the agent of what is wrong.
     """
-    table = carray(pointer(table_at), (FIELDS,), np.int64)
+    table = carray(pointer(table_at), (1,), ENVS)[0]
     envs = sizes.envs
-    infos = carray(pointer(table[INFOS]), (envs, sizes.infos), np.float64)
+    infos = carray(pointer(table.infos_at), (envs, sizes.infos), np.float64)
     lines = 0
     for step in range(first_step, sizes.steps):
         for i in range(envs):
@@ -365,7 +350,7 @@ def collect(
             how = _act(policies[p], table, sizes, step, _rows(policies[p], envs))
             if how != COMPLETE:
                 return step, lines, how, 0, 0
-        table[WHAT], table[FIRST], table[END] = STEP, 0, envs
+        table.what, table.first, table.end = STEP, 0, envs
         call_at(function, table_at)
         how, i, a = note_ends(table, sizes, step, running, last)
         if how != COMPLETE:
