@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -73,6 +75,12 @@ def test_twins_do_what_the_originals_do(name: str) -> None:
     env_id, env_kwargs = TWINS[name]
     steps = STEPS_OF_PARTICLES if env_id.startswith("mpe2/") else STEPS
     require_same(env_id, steps, seed=1, n_envs=4, **env_kwargs)
+    batch: Any = make_vec_env(env_id, 2, vectorizer="batched", env_kwargs=env_kwargs).batch  # type: ignore[attr-defined]
+    seen = []
+    for each in (pickle.loads(pickle.dumps(batch)), deepcopy(batch), batch):
+        each.reset([0, 1], [3, 4])
+        seen.append(each.observations())
+    np.testing.assert_equal(seen[:2], [seen[2]] * 2)
 
 
 @pytest.mark.proof

@@ -14,6 +14,7 @@ import sb3_contrib
 import stable_baselines3
 import torch as th
 from gymnasium import spaces
+from small_trainings import assert_goes_on_exactly
 from stable_baselines3.common.env_util import make_vec_env as make_sb3_vec_env
 from stable_baselines3.common.policies import ActorCriticCnnPolicy
 from stable_baselines3.common.torch_layers import NatureCNN
@@ -98,16 +99,11 @@ def test_files_are_those_of_stock_sb3_and_a_loaded_training_goes_on_with_the_sam
 ) -> None:
     env = partial(RandomEnv, spaces.Box(0, 255, (36, 40, 4), np.uint8), spaces.Discrete(3))
     spec = PolicySpec(getattr(marl_sb3, name), "CnnPolicy", **deepcopy(KINDS[name][1]))
-    whole = MultiAgentAlgorithm(make_vec_env(env, n_envs=2), {"p": spec}, n_steps=16, seed=3, device="cpu")
-    whole.train_iteration()
-    whole.save(tmp_path / "half")
-    whole.train_iteration()
-    again = MultiAgentAlgorithm.load(tmp_path / "half", make_vec_env(env, n_envs=2), device="cpu")
-    again.train_iteration()
+    begun = partial(MultiAgentAlgorithm, policies={"p": spec}, n_steps=16, seed=3, device="cpu")
+    _, again = assert_goes_on_exactly(lambda: begun(make_vec_env(env, n_envs=2)), tmp_path, 32, 32)
     model = again.policies["p"]
     assert has_faster_images(model)
     assert not model.policy.optimizer.param_groups[0]["fused"]
-    assert all(th.equal(state(model)[key], tensor) for key, tensor in state(whole.policies["p"]).items())
     model.save(tmp_path / "model.zip")
     loaded = KINDS[name][0].load(tmp_path / "model.zip", device="cpu")
     assert all(th.equal(state(loaded)[key], tensor) for key, tensor in state(model).items())
