@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
@@ -18,6 +18,25 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.tools.serving.guard import Limits, Listening, RequestError, json_response
 from marl_sb3.tools.serving.http import Server
 
+# Of localhost, signed by itself, until 2126; its key is no secret.
+CERTIFICATE = """\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg9t+dCHCafsl0790l
+ezHn1XLRKh1XA5cc2mdaI5tyoBKhRANCAASEAJ8fislCwc2tJbDTIc95JwJTA8a2
+5BVeGLcNuct6rw1Zqfzs35Ne39eUQxEc5J2f94Yxea08VhdD8ruFk66R
+-----END PRIVATE KEY-----
+-----BEGIN CERTIFICATE-----
+MIIBmzCCAUGgAwIBAgIUVYrOU1oubn4B9SBA9jfkx6VTuzUwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMzIzMDgzNFoYDzIxMjYxMDMw
+MjMwODM0WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAASEAJ8fislCwc2tJbDTIc95JwJTA8a25BVeGLcNuct6rw1Zqfzs35Ne
+39eUQxEc5J2f94Yxea08VhdD8ruFk66Ro28wbTAdBgNVHQ4EFgQUXyjnJuPzOsCU
+DBuSElGWeohwRSowHwYDVR0jBBgwFoAUXyjnJuPzOsCUDBuSElGWeohwRSowDwYD
+VR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI
+zj0EAwIDSAAwRQIhAJ4WYkYuShwa+h27sJ4/F8TjGFONxDvFwCojWgWwznG6AiAR
+pcs4wcIJy8i1fJDdAEK8SyFjUKU9PwgLr8KzFqoC/g==
+-----END CERTIFICATE-----
+"""
 LIMITS = Limits(body_bytes=1000, seconds=0.3, connections=4)
 
 
@@ -39,6 +58,10 @@ async def talk(websocket: WebSocket) -> None:
     await websocket.close()
 
 
+async def large(_: Request) -> Response:
+    return StreamingResponse(bytes(65536) for _ in range(1000))
+
+
 ASKED = threading.Event()
 
 
@@ -52,6 +75,7 @@ ROUTES = [
     Route("/echo", echo, methods=["GET", "POST"]),
     Route("/fail", failing),
     Route("/page", echo),
+    Route("/large", large, methods=["POST"]),
     Route("/slow", slow),
     WebSocketRoute("/talk", talk),
 ]

@@ -1,12 +1,10 @@
 """Send a server of policies what no client should send, and see whether it goes on answering.
 
     python tests/crash/serve_faults.py --requests 100000
-    python tests/crash/serve_faults.py --silent 1100 --descriptors 1024
 
 Requests with odd values, odd bytes, odd heads and too large bodies, garbage on the socket, connections that are
 dropped or fall silent; between them, requests that have to be answered rightly. Exit code 1: an answer with a status of
-500 or above, a wrong answer, no answer, or more memory at the end. With `--silent`, nothing is sent, on so many
-connections to a server with TLS, before the handshake; right requests have to be answered meanwhile.
+500 or above, a wrong answer, no answer, or more memory at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import math
 import os
 import random
 import socket
-import ssl
 import struct
 import subprocess
 import sys
@@ -31,7 +28,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -40,25 +37,6 @@ import marl_sb3
 
 TIMEOUT_S = 1.0  # of the server, for what does not arrive
 BODY_BYTES = 20_000  # that the server accepts
-# Of localhost, signed by itself, until 2126; its key is no secret.
-CERTIFICATE = """\
------BEGIN PRIVATE KEY-----
-MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg9t+dCHCafsl0790l
-ezHn1XLRKh1XA5cc2mdaI5tyoBKhRANCAASEAJ8fislCwc2tJbDTIc95JwJTA8a2
-5BVeGLcNuct6rw1Zqfzs35Ne39eUQxEc5J2f94Yxea08VhdD8ruFk66R
------END PRIVATE KEY-----
------BEGIN CERTIFICATE-----
-MIIBmzCCAUGgAwIBAgIUVYrOU1oubn4B9SBA9jfkx6VTuzUwCgYIKoZIzj0EAwIw
-FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMzIzMDgzNFoYDzIxMjYxMDMw
-MjMwODM0WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
-PQMBBwNCAASEAJ8fislCwc2tJbDTIc95JwJTA8a25BVeGLcNuct6rw1Zqfzs35Ne
-39eUQxEc5J2f94Yxea08VhdD8ruFk66Ro28wbTAdBgNVHQ4EFgQUXyjnJuPzOsCU
-DBuSElGWeohwRSowHwYDVR0jBBgwFoAUXyjnJuPzOsCUDBuSElGWeohwRSowDwYD
-VR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI
-zj0EAwIDSAAwRQIhAJ4WYkYuShwa+h27sJ4/F8TjGFONxDvFwCojWgWwznG6AiAR
-pcs4wcIJy8i1fJDdAEK8SyFjUKU9PwgLr8KzFqoC/g==
------END CERTIFICATE-----
-"""
 _NO_ANSWER_S = 30.0
 _SIDE_BY_SIDE = 32
 _SILENT = 16  # connections that send a byte now and then
@@ -307,25 +285,11 @@ async def _answer(reader: asyncio.StreamReader, has_body: bool) -> tuple[int, by
 
 
 @contextmanager
-def served(
-    run: Path, *options: str, descriptors: int | None = None, errors: IO[bytes] | None = None
-) -> Iterator[tuple[str, psutil.Process]]:
-    """Serve a run in a process of its own, which may have so many descriptors; its address and its process."""
-    limited = [] if descriptors is None else ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh"]
-    command = [
-        *limited,
-        sys.executable,
-        "-m",
-        "marl_sb3.serve",
-        str(run),
-        "--port",
-        "0",
-        "--backend",
-        "torch",
-        *options,
-    ]
+def served(run: Path, *options: str) -> Iterator[tuple[str, psutil.Process]]:
+    """Serve a run in a process of its own; its address and its process."""
+    command = [sys.executable, "-m", "marl_sb3.serve", str(run), "--port", "0", "--backend", "torch", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as made:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as made:
         try:
             assert made.stdout is not None
             address = next(line.split()[-1] for line in made.stdout if line.startswith("serving on"))
@@ -349,86 +313,16 @@ def attack_process(run: Path, requests: int, seed: int) -> Tally:
     return tally
 
 
-def hold_silent(run: Path, connections: int, descriptors: int, most: str, seconds: float = 25.0) -> int:
-    """Hold silent connections to a server with TLS, each made anew a second after its end, and ask it meanwhile.
-
-    Args:
-        descriptors: that the server may have.
-        most: connections that it accepts at a time.
-
-    Returns:
-        How many right requests were not answered.
-    """
-    certificate, log = run.parent / "both.pem", run.parent / "log"
-    certificate.write_text(CERTIFICATE)
-    options = "--tls-cert", str(certificate), "--max-connections", most
-    with log.open("wb") as errors, served(run, *options, descriptors=descriptors, errors=errors) as (address, process):
-        before_mb = process.memory_info().rss / 1e6
-        answers_s, failures, most_held = asyncio.run(_ask_meanwhile(address, connections, seconds, process))
-        after_mb = process.memory_info().rss / 1e6
-    times_ms = sorted(1000 * each for each in answers_s) or [math.nan]
-    print(f"{len(answers_s)} right requests answered, {len(failures)} not", *failures[:3])
-    print(f"median {times_ms[len(times_ms) // 2]:.0f} ms, longest {times_ms[-1]:.0f} ms")
-    print(f"memory of the server: {before_mb:.0f} -> {after_mb:.0f} MB; at most {most_held} descriptors")
-    print(f"its log: {log.stat().st_size} bytes")
-    return len(failures)
-
-
-async def _ask_meanwhile(
-    address: str, connections: int, seconds: float, process: psutil.Process
-) -> tuple[list[float], list[str], int]:
-    """Ask four times a second; returns the times until the answers, what was not answered, and most descriptors."""
-    port, trusting = urlsplit(address).port, ssl.create_default_context()
-    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
-    answers_s, failures, most_held = list[float](), list[str](), 0
-
-    async def stay_silent() -> None:
-        while True:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            with suppress(OSError):
-                await reader.read()
-            _reset(writer)
-            await asyncio.sleep(1)
-
-    silent = [asyncio.create_task(stay_silent()) for _ in range(connections)]
-    ends_s = time.monotonic() + seconds
-    while time.monotonic() < ends_s:
-        await asyncio.sleep(0.25)
-        most_held = max(most_held, process.num_fds())
-        begun_s = time.monotonic()
-        try:
-            async with asyncio.timeout(_NO_ANSWER_S):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
-                writer.write(message(RIGHT))
-                status, _ = await _answer(reader, has_body=True)
-                writer.transport.abort()
-        except (OSError, TimeoutError) as error:
-            failures.append(f"a right request is not answered: {error!r}")
-            continue
-        answers_s.append(time.monotonic() - begun_s)
-        if status != 200:
-            failures.append(f"a right request is answered {status}")
-    for each in silent:
-        each.cancel()
-    await asyncio.gather(*silent, return_exceptions=True)
-    return answers_s, failures, most_held
-
-
 def main() -> int:
     """Train a run, attack its server, and say what was answered."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--requests", type=int, default=100_000)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--silent", type=int, help="connections that send nothing, to a server with TLS")
-    options.add_argument("--descriptors", type=int, default=1024, help="of the server, with --silent")
-    options.add_argument("--max-connections", default="256", help="of the server, with --silent")
     arguments = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         with redirect_stdout(io.StringIO()):
             marl_sb3.train("arena", timesteps=2000, n_envs=4, seed=1, run_dir=run)
-        if arguments.silent:
-            return bool(hold_silent(run, arguments.silent, arguments.descriptors, arguments.max_connections))
         begun = time.perf_counter()
         tally = attack_process(run, arguments.requests, arguments.seed)
     for (kind, status), count in sorted(tally.answers.items()):

@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
@@ -50,11 +50,10 @@ class Limits:
 
     body_bytes: int = 8_000_000  # size of the body of a request, and of a message of a WebSocket
     batch: int = 1024  # observations of an agent in one request
-    # time for a TLS handshake, for a request's head, for its body, for 64 kB of an answer to be read, and for the
-    # answers that are due when the server ends
+    # time for a request's head, for its body, for a client that reads nothing of its answer, and for the answers that
+    # are due when the server ends
     seconds: float = 10.0
-    # connections at a time. Where there is no room, a new one takes the place of the oldest that has not sent a
-    # request; if all have, it is refused.
+    # connections at a time. Of more, the oldest ones without a request are closed; more requests are refused.
     connections: int = 256
 
 
@@ -209,20 +208,37 @@ class Guard:
             await self._app(scope, receive, send)
             return
         is_http, begun_s = scope["type"] == "http", time.perf_counter()
-        status = "gone" if is_http else "403"  # what uvicorn answers if a WebSocket is closed before it was accepted
+        status = unanswered = "gone" if is_http else "403"  # what uvicorn answers to a WebSocket that is not accepted
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "websocket.accept":
                 status = "101"
                 self._metrics.websockets += 1
+                if _SUBPROTOCOL in scope.get("subprotocols", ()):
+                    # Beside a token: browsers close a connection of whose subprotocols none is accepted.
+                    message["subprotocol"] = message.get("subprotocol") or _SUBPROTOCOL
             elif message["type"] in ("http.response.start", "websocket.http.response.start"):
                 status = str(message["status"])
-            await send(message)
+            try:
+                await send(message)
+            except RuntimeError as error:
+                if "closed" not in str(error):
+                    raise
+                raise ClientDisconnect from error  # uvloop's connection was reset before uvicorn was told
 
         self._metrics.in_flight += is_http
         try:
-            await self._check(scope, receive, watched)
+            await self._app(scope, await self._checked(scope, receive), watched)
+        except RequestError as error:
+            await _refuse(error, scope, receive, watched)
+        except (WebSocketDisconnect, ClientDisconnect):
+            pass
+        except Exception as error:
+            _log.error("%s failed: %s", scope["path"], described(error), exc_info=error)
+            if status != unanswered:
+                raise
+            await _refuse(RequestError("the server failed; its log says why", 500), scope, receive, watched)
         finally:
             # The path of the route with the names of its parameters, not with the values that clients choose.
             path: str = scope["path"] if "route" not in scope else scope["route"].path  # of what came to the app
@@ -234,47 +250,14 @@ class Guard:
                 self._metrics.websockets -= status == "101"
                 self._metrics.requests[route, status] += 1
 
-    async def _check(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or answer."""
-        try:
-            headers = Headers(scope=scope)
-            self._check_host(scope, headers)
-            self._check_token(scope, headers)
-            if scope["type"] == "http":
-                receive = await self._with_body(headers, receive)
-        except RequestError as error:
-            await _refuse(error, scope, receive, send)
-        except _DisconnectedError:
-            pass
-        else:
-            await self._answer(scope, receive, send)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the app answer; if it fails, say so without details, which are in the log."""
-        begun = False
-
-        async def watched(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            if message["type"] == "websocket.accept" and _SUBPROTOCOL in scope.get("subprotocols", ()):
-                # Beside a token: browsers close a connection that offered subprotocols, and of which none is accepted.
-                message["subprotocol"] = message.get("subprotocol") or _SUBPROTOCOL
-            try:
-                await send(message)
-            except RuntimeError as error:
-                if "closed" not in str(error):
-                    raise
-                raise _DisconnectedError from error  # uvloop's connection was reset before uvicorn was told
-
-        try:
-            await self._app(scope, receive, watched)
-        except (WebSocketDisconnect, _DisconnectedError):
-            pass  # the client has gone
-        except Exception as error:
-            _log.error("%s failed: %s", scope["path"], described(error), exc_info=error)
-            if begun:
-                raise
-            await _refuse(RequestError("the server failed; its log says why", 500), scope, receive, send)
+    async def _checked(self, scope: Scope, receive: Receive) -> Receive:
+        """Refuse a request before anything of it is looked at; returns what gives its body to the app."""
+        if self._metrics.in_flight > self._limits.connections:
+            raise RequestError(f"all {self._limits.connections} connections are in use", 503)
+        headers = Headers(scope=scope)
+        self._check_host(scope, headers)
+        self._check_token(scope, headers)
+        return await self._with_body(headers, receive) if scope["type"] == "http" else receive
 
     # --- Who asks ----------------------------------------------------------------------------------------------------
 
@@ -333,7 +316,7 @@ class Guard:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise _DisconnectedError
+                        raise ClientDisconnect
                     body += message.get("body", b"")
                     more = message.get("more_body", False)
                     if len(body) > limit:
@@ -347,10 +330,6 @@ class Guard:
             return messages.pop() if messages else await receive()
 
         return given
-
-
-class _DisconnectedError(Exception):
-    """The client has gone before its request was complete, or before its answer was."""
 
 
 def _too_large(size: str, limit: int) -> RequestError:

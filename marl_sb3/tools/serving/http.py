@@ -1,6 +1,6 @@
-"""A server on a port: limits of connections and of time, its thread or its signals, its end, and whether it is ready.
+"""A server on a port: connections that wait, its thread or its signals, its end, and whether it is ready.
 
-What is asked of it passes a `Guard` first.
+uvicorn speaks HTTP and ends after the requests in flight. What is asked of it passes a `Guard` first.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import signal
 import socket
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from http import HTTPStatus
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
-import msgspec
 import uvicorn
 from prometheus_client.core import Metric
 from starlette.applications import Starlette
@@ -40,100 +39,46 @@ _log = logging.getLogger(__name__)
 # Whether the process is alive, and whether it accepts requests: what starts and routes to servers asks without a token.
 _PROBES = ("/health", "/ready")
 _MAX_HEAD_BYTES = 65_536  # of a request line with its headers
-_ACCEPT_AGAIN_S = 0.05  # after a connection could not be accepted
+_ACCEPT_AGAIN_S = 0.5  # after a connection could not be accepted: no descriptors were free
+_LAST_REQUESTS_S = 0.1  # at the end, for connections that have just come
 _LAST_THREADS_S = 5.0  # after the last answers, for what still runs in threads
-_LAST_REQUESTS_S = 0.2  # at the end, for the requests of connections that have sent none yet
 _TLS_TIMES = ("ssl_handshake_timeout", "ssl_shutdown_timeout")
 _CLOSING = (b"connection", b"close")
 
 
-class _TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's protocol, with limits for what comes before a request: time and size of its head."""
+class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's protocol, where heads have a limit, and all that is asked for a WebSocket has an answer.
 
-    limits: ClassVar[Limits]  # of all connections of the server
-    # its connections that have not sent the head of a request, the oldest first, with what drops them
-    silent: ClassVar[dict[Any, Callable[[], object]]]
-    metrics: ClassVar[RequestMetrics]  # count what is refused before it is a request
-    _timer: asyncio.TimerHandle | None = None
+    Of the parsers, httptools has no limit, and h11 a lower one of its own.
+    """
+
     _head_bytes = 0
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.silent[self] = transport.abort
-        self._start()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.transport.get_protocol() is not self:  # it is a WebSocket now
-            return
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._stop()
-            self._head_bytes = 0
-            self.silent.pop(self, None)
-            return
-        self._head_bytes += len(data)
+        self._head_bytes = self._head_bytes + len(data) if _waits(self) else 0
         if self._head_bytes > _MAX_HEAD_BYTES:
-            self._end(431, f"the head of the request is too large; accepted: at most {_MAX_HEAD_BYTES} bytes")
-        elif self._timer is None:
-            self._start()
+            self.transport.abort()
 
     def handle_websocket_upgrade(self, *request: Any) -> None:
-        self._stop()
-        self.silent.pop(self, None)
         super().handle_websocket_upgrade(*request)
-        if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
-            # What websockets cannot parse, such as the method POST, uvicorn leaves without an answer.
-            self._end(400, "the request for a WebSocket is not accepted; accepted: GET with at most 128 short headers")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop()
-        self.silent.pop(self, None)
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """Wait for a client that does not read its answer, but not for ever."""
-        super().pause_writing()
-        self._stop()
-        self._timer = self.loop.call_later(self.limits.seconds, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._stop()
-
-    def _start(self) -> None:
-        words = f"the head of the request has not arrived; accepted: within {self.limits.seconds:g} s"
-        self._timer = self.loop.call_later(self.limits.seconds, self._end, 408, words)
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _end(self, status: int, message: str) -> None:
-        """Answer what is no request yet, and close the connection."""
-        self._stop()
-        if not self.transport.is_closing():
-            self.metrics.refused(status)
-            self.transport.write(_refusal(status, message))
+        if not getattr(self.transport.get_protocol(), "handshake_initiated", True):  # websockets could not parse it
+            self.transport.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
             self.transport.close()
 
 
-def _refusal(status: int, message: str) -> bytes:
-    """Return the bytes of an answer to an incomplete request; the connection is closed after it."""
-    body = msgspec.json.encode({"error": {"message": message}})
-    first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
-    head = f"{first}content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    return head.encode() + body
+def _waits(connection: Any) -> bool:
+    """Whether a connection waits for its client: to send the head of a request, or to read what was answered."""
+    if not hasattr(connection, "cycle"):  # a WebSocket
+        return False
+    return connection.cycle is None or connection.cycle.response_complete or connection.flow.write_paused
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server, which accepts connections itself, leaves the signals to its caller, and says when it serves.
-
-    asyncio's servers would know of a connection only after its TLS handshake: no limit would hold before.
+    """uvicorn's server, where connections may not wait for ever, signals are its caller's, and SIGTERM leaves time.
 
     Args:
-        limits: of connections, and of the time for their handshake.
-        metrics: count connections that are refused.
+        limits: of connections and TLS handshakes, and of the time that they may wait.
     """
 
     on_started: Callable[[], None]
@@ -142,14 +87,12 @@ class _Uvicorn(uvicorn.Server):
     _ends_s = math.inf
     _accepting: asyncio.Task[None]
 
-    def __init__(self, config: uvicorn.Config, limits: Limits, metrics: RequestMetrics) -> None:
+    def __init__(self, config: uvicorn.Config, limits: Limits) -> None:
         super().__init__(config)
-        self.limits, self._metrics = limits, metrics
-        self._silent: dict[Any, Callable[[], object]] = {}
-        kind = {"limits": limits, "silent": self._silent, "metrics": metrics}
-        self._protocol: Any = type("TimedProtocol", (_TimedProtocol,), kind)
-        self._opening: set[asyncio.Task[None]] = set()
-        self._warned_s = -math.inf
+        self.limits = limits
+        # connection that waits, its latest request, bytes that its client has not read -> since when
+        self._waiting_since_s: dict[tuple[Any, Any, int], float] = {}
+        self._opening: OrderedDict[asyncio.Task[None], None] = OrderedDict()  # connections before and in a handshake
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -165,79 +108,41 @@ class _Uvicorn(uvicorn.Server):
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await _cancelled([self._accepting])
-        (listening,) = sockets or []
-        with suppress(OSError):  # until none waits; others may go on coming
-            for _ in range(0 if self.force_exit else self.limits.connections):
-                self._admit(listening.accept()[0])
-        listening.close()
-        ends_s = time.monotonic() + _LAST_REQUESTS_S
-        await asyncio.sleep(0)  # connections begin to open: see `_accept`
-        while self._silent and not self.force_exit and time.monotonic() < ends_s:
-            await asyncio.sleep(_ACCEPT_AGAIN_S / 5)
-        await _cancelled(list(self._opening))
+        await asyncio.sleep(_LAST_REQUESTS_S)  # connections that have come are accepted
+        self._accepting.cancel()
+        await asyncio.wait([self._accepting])
+        for listening in sockets or []:
+            listening.close()
+        await asyncio.sleep(_LAST_REQUESTS_S)  # their requests are read
+        for opening in self._opening:
+            opening.cancel()
         await super().shutdown(sockets)
 
     async def _accept(self, listening: socket.socket) -> None:
+        """Accept connections; without free descriptors, asyncio's servers would fill the log and answer nobody."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 connection, _ = await loop.sock_accept(listening)
-            except OSError as error:  # no descriptors are left, most likely
-                if time.monotonic() - self._warned_s >= 1:  # at most once a second
-                    self._warned_s = time.monotonic()
-                    _log.warning("a connection is not accepted: %s", error)
-                self._drop_oldest_silent()
+            except OSError as error:
+                _log.warning("a connection is not accepted: %s", error)
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
-            self._admit(connection)
+            if len(self._opening) >= self.limits.connections:
+                self._opening.popitem(last=False)[0].cancel()  # the one whose handshake began first
+            opening = asyncio.create_task(self._open(connection))
+            self._opening[opening] = None
+            opening.add_done_callback(lambda done: self._opening.pop(done, None))
             await asyncio.sleep(0)  # it begins now: one that is cancelled before would not close the connection
 
-    def _admit(self, connection: socket.socket) -> None:
-        """Serve a connection if there is room; a new one takes the place of the oldest silent one."""
-        connections = self.server_state.connections
-        if len(connections) >= self.limits.connections and not self._drop_oldest_silent():
-            self._refuse(connection)
-            return
-        state, shared = self.lifespan.state, self.server_state
-        protocol = self._protocol(config=self.config, server_state=shared, app_state=state)
-        connections.add(protocol)
-        task = asyncio.create_task(self._open(connection, protocol))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
-        self._silent[protocol] = task.cancel
-
-    async def _open(self, connection: socket.socket, protocol: Any) -> None:
+    async def _open(self, connection: socket.socket) -> None:
         """Give a connection to its protocol, after the TLS handshake if there is one."""
-        secure: Any = self.config.ssl
+        config, secure = self.config, self.config.ssl
         times = {} if secure is None else dict.fromkeys(_TLS_TIMES, self.limits.seconds)
-        try:
+        protocol = _Protocol(config=config, server_state=self.server_state, app_state=self.lifespan.state)
+        with suppress(OSError):  # the handshake failed or took too long, which is the client's affair
             loop = asyncio.get_running_loop()
             await loop.connect_accepted_socket(lambda: protocol, connection, ssl=secure, **times)
-        except OSError:  # the handshake failed or took too long, which is the client's affair
-            self._forget(protocol)
-        except asyncio.CancelledError:
-            self._forget(protocol)
-            raise
-
-    def _drop_oldest_silent(self) -> bool:
-        """Drop the connection that has sent no request for longest; returns whether there is one."""
-        for protocol, drop in self._silent.items():
-            self._forget(protocol)
-            drop()
-            return True
-        return False
-
-    def _forget(self, protocol: Any) -> None:
-        self._silent.pop(protocol, None)
-        self.server_state.connections.discard(protocol)
-
-    def _refuse(self, connection: socket.socket) -> None:
-        """Close a connection for which there is no room."""
-        self._metrics.refused(503)
-        with connection, suppress(OSError):
-            if self.config.ssl is None:
-                connection.send(_refusal(503, f"all {self.limits.connections} connections are in use"))
 
     def end(self, number: int, _: Any = None) -> None:
         """End after the requests in flight, after SIGTERM not before `drain_s`; the second signal ends at once."""
@@ -256,6 +161,7 @@ class _Uvicorn(uvicorn.Server):
 
     @override
     async def on_tick(self, counter: int) -> bool:
+        self._close_waiting()
         self.should_exit |= time.monotonic() >= self._ends_s
         ends = await super().on_tick(counter)
         if self.is_ending and _CLOSING not in self.server_state.default_headers:
@@ -263,11 +169,17 @@ class _Uvicorn(uvicorn.Server):
             self.server_state.default_headers = [*self.server_state.default_headers, _CLOSING]
         return ends
 
-
-async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    def _close_waiting(self) -> None:
+        """Close connections that have waited too long, and of more than there may be the longest silent ones."""
+        connections, since_s, now_s = self.server_state.connections, self._waiting_since_s, time.monotonic()
+        waiting: list[Any] = [each for each in connections if _waits(each)]
+        keys = [(each, each.cycle, each.transport.get_write_buffer_size()) for each in waiting]
+        self._waiting_since_s = {key: since_s.get(key, now_s) for key in keys}
+        known = sorted(since_s.keys() & keys, key=lambda key: (key[1] is not None, since_s[key]))  # new ones may stay
+        too_many = len(connections) - self.limits.connections
+        for number, key in enumerate(known):
+            if number < too_many or now_s - since_s[key] > self.limits.seconds:
+                key[0].transport.abort()
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -355,7 +267,7 @@ class Server:
         except OSError as error:  # of ssl, too
             words = f"--tls-cert {listening.tls_cert} and --tls-key {listening.tls_key} cannot be used: {error}"
             raise ConfigError(f"{words}; accepted: PEM files of a certificate and its key", key="--tls-cert") from error
-        self._uvicorn = _Uvicorn(config, limits, self._metrics)
+        self._uvicorn = _Uvicorn(config, limits)
         self._socket = _listen(listening.host, listening.port)
         name = f"[{listening.host}]" if ":" in listening.host else listening.host
         scheme = "https" if listening.tls_cert else "http"
@@ -422,7 +334,4 @@ class Server:
 
     def _serve(self) -> None:
         with self._socket:
-            try:
-                self._uvicorn.run([self._socket])
-            except SystemExit as error:  # how uvicorn says that the lifespan of the app has failed
-                raise RuntimeError("the server could not start; the log says why") from error
+            self._uvicorn.run([self._socket])

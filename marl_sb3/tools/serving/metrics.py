@@ -69,10 +69,6 @@ class RequestMetrics:
         self.requests[route, status] += 1
         self._seconds.labels(route).observe(seconds)
 
-    def refused(self, status: int) -> None:
-        """Count a connection that was refused before it had sent a request."""
-        self.requests[OTHER_ROUTE, str(status)] += 1
-
     def families(self) -> list[Metric]:
         """Return the metrics, and those of the process where the system tells them."""
         words = "Requests by the status of their answer; gone: the client had gone before; 101: a WebSocket."

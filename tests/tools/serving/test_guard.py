@@ -8,8 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from echo_server import error_of, served
-from serve_faults import CERTIFICATE
+from echo_server import CERTIFICATE, error_of, served
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 
@@ -88,14 +87,6 @@ def test_probes_need_no_token_and_are_told_nothing_else(address: str) -> None:
     assert [httpx.get(f"{address}/health", headers=headers).text for headers in ({}, SHOWN)] == ["False", "True"]
     assert httpx.get(f"{address}/health", headers={"Host": "evil.example"}).status_code == 403
     assert httpx.get(f"{address}/metrics").status_code == 401
-
-
-def test_connections_without_a_request_are_counted() -> None:
-    with Server([], Listening(), Limits(seconds=0.05)) as server:
-        port = int(server.address.rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as silent:
-            assert silent.recv(12) == b"HTTP/1.1 408"
-        assert scraped(server.address)[of('route="other",status="408"')] == 1
 
 
 # --- The end ---------------------------------------------------------------------------------------------------------
