@@ -27,7 +27,7 @@ from marl_sb3.runs.run import SavedRun
 from marl_sb3.tools.serving.guard import DEFAULT_LIMITS, Limits, Listening, RequestError, json_response, read_message
 from marl_sb3.tools.serving.http import Server
 from marl_sb3.tools.serving.predictor import Backend, Batcher, DecodedRequest, Prediction, Predictor, ServedPolicies
-from marl_sb3.tools.serving.spaces_json import SpaceError, decode, describe, encode
+from marl_sb3.tools.serving.spaces_json import decode, describe, encode
 from marl_sb3.types import AgentID
 from marl_sb3.wrappers.observations import OBSERVATION, choices_of
 
@@ -136,7 +136,7 @@ def read_request(body: bytes, served: ServedPolicies, limits: Limits) -> tuple[P
     """Read and check the body of a request.
 
     Raises:
-        RequestError: it is no such request; the message names agent, key, and what is accepted.
+        RequestError, SpaceError: it is no such request; the message names agent, key, and what is accepted.
     """
     request = read_message(body, PredictRequest, "the body is no such request")
     if request.batch is not None and request.batch > limits.batch:
@@ -211,10 +211,7 @@ class _RequestReader:
 
     def _value(self, what: str, space: spaces.Space[Any], agent: AgentID, plain: Any) -> Any:
         """Decode a value, and give it the leading axis where it has none."""
-        try:
-            value = decode(space, plain, f"agent {agent!r}: the {what}", rows=self.request.batch)
-        except SpaceError as error:
-            raise RequestError(str(error), agent=agent, key=error.key, accepted=error.accepted) from error
+        value = decode(space, plain, f"the {what}", agent=agent, rows=self.request.batch)
         return value if self.request.batch else map_arrays(lambda part: np.asarray(part)[None], value)
 
     def _mask(self, agent: AgentID, plain: Any) -> Any:
@@ -236,11 +233,8 @@ class _RequestReader:
             accepted = f"{len(fresh)} arrays, as the previous answer had them"
             words = f"agent {agent!r}: the state does not fit its policy {policy_id!r}; accepted: {accepted}"
             raise RequestError(words, agent=agent, key="states", accepted=accepted)
-        try:
-            where = f"agent {agent!r}: the state"
-            return [decode(_any_of(array), part, where) for array, part in zip(fresh, plain, strict=True)]
-        except SpaceError as error:
-            raise RequestError(str(error), agent=agent, key="states", accepted=error.accepted) from error
+        parts = zip(fresh, plain, strict=True)
+        return [decode(_any_of(array), part, "the state", agent=agent) for array, part in parts]
 
 
 def _any_of(array: Any) -> spaces.Box:

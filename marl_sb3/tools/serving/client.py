@@ -232,7 +232,7 @@ class PolicyClient:
         flags = {agent: True for agent in {**last, **unsent.get("rewards", {})} if agent not in already}
         name = "truncated" if truncated else "terminated"
         message = {"observations": last, **unsent, name: {**unsent.get(name, {}), **flags}}
-        self._report(episode_id, message)
+        self._reported({episode_id: message})
 
     def give_up_episode(self, episode_id: str) -> None:
         """Give an episode up: nothing more is learned from it."""
@@ -285,24 +285,13 @@ class PolicyClient:
 
     def _step(self, messages: Mapping[str, dict[str, Any]]) -> dict[str, dict[AgentID, Any]]:
         """Send reports of episodes; returns the actions of each."""
-        if len(messages) == 1 or not all(self._episodes[episode_id].learns for episode_id in messages):
-            return {episode_id: self._actions_of(episode_id, message) for episode_id, message in messages.items()}
-        answers = self._request("POST", "/steps", {"episodes": messages})["episodes"]
-        lost = {episode_id: answer["error"] for episode_id, answer in answers.items() if "error" in answer}
-        actions = {episode_id: answer["actions"] for episode_id, answer in answers.items() if episode_id not in lost}
-        for episode_id in lost:
-            self._episodes.pop(episode_id, None)
-        if lost:
-            first = next(iter(lost.values()))
-            error = _error(first["message"], first["status"])
-            error.actions = actions  # type: ignore[attr-defined]
-            raise error
-        return {episode_id: self._told(episode_id, answer) for episode_id, answer in answers.items()}
+        if all(self._episodes[episode_id].learns for episode_id in messages):  # all or none: so does the server
+            return self._reported(messages)
+        return {episode_id: self._predicted(episode_id, message) for episode_id, message in messages.items()}
 
-    def _actions_of(self, episode_id: str, message: dict[str, Any]) -> dict[AgentID, Any]:
+    def _predicted(self, episode_id: str, message: dict[str, Any]) -> dict[AgentID, Any]:
+        """Ask for actions from which nothing is learned."""
         episode = self._episodes[episode_id]
-        if episode.learns:
-            return self._told(episode_id, self._report(episode_id, message))
         asked: dict[str, Any] = {name: message[name] for name in ("observations", "action_masks") if name in message}
         asked |= {"deterministic": self._deterministic}
         if self._local is not None:
@@ -316,19 +305,29 @@ class PolicyClient:
         episode.states = {**episode.states, **answer.get("states", {})}
         return answer["actions"]  # type: ignore[no-any-return]
 
-    def _told(self, episode_id: str, answer: Mapping[str, Any]) -> dict[AgentID, Any]:
-        if answer["over"]:  # at the horizon of the run
-            self._episodes.pop(episode_id, None)
-        return dict(answer["actions"])
-
-    def _report(self, episode_id: str, message: dict[str, Any]) -> Mapping[str, Any]:
+    def _reported(self, messages: Mapping[str, dict[str, Any]]) -> dict[str, dict[AgentID, Any]]:
+        """Report steps to a training; an episode of which the report is not taken is lost."""
         try:
-            return self._request("POST", f"/episodes/{episode_id}/step", message)
+            answers = self._request("POST", "/steps", {"episodes": messages})["episodes"]
         except ServerError as error:
-            self._episodes.pop(episode_id, None)
+            for episode_id in messages:
+                self._episodes.pop(episode_id, None)
             if error.status:
                 raise
             raise EpisodeLostError(f"{error}; the episode is lost", 0) from error
+        actions: dict[str, dict[AgentID, Any]] = {}
+        errors: list[ServerError] = []
+        for episode_id, answer in answers.items():
+            if "error" in answer:
+                errors.append(_error(answer["error"]["message"], answer["error"]["status"]))
+            else:
+                actions[episode_id] = dict(answer["actions"])
+            if "error" in answer or answer["over"]:  # the latter at the horizon of the run
+                self._episodes.pop(episode_id, None)
+        if errors:
+            errors[0].actions = actions  # type: ignore[attr-defined]
+            raise errors[0]
+        return actions
 
     def _request(self, method: str, path: str, content: Any = None, *, may_repeat: bool = False) -> Mapping[str, Any]:
         """Send a request and return the JSON of its answer.

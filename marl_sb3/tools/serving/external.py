@@ -32,7 +32,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.tools.serving.guard import DEFAULT_LIMITS, Limits, Listening, RequestError, json_response, read_message
 from marl_sb3.tools.serving.http import Server
 from marl_sb3.tools.serving.metrics import counters, gauge
-from marl_sb3.tools.serving.spaces_json import SpaceError, decode, describe, encode
+from marl_sb3.tools.serving.spaces_json import decode, describe, encode
 from marl_sb3.types import AgentID, PolicyID
 from marl_sb3.wrappers.observations import policy_actions
 
@@ -139,6 +139,8 @@ class ExternalApi:
         message = read_message(await request.body(), StepMessage, _NO_REPORT)
         report = self._report(message)
         (answered,) = await self._answers(request, {request.path_params["episode_id"]: report})
+        if answered.error is not None:
+            raise _refused(answered.error) from answered.error
         return json_response(self._plain(answered))
 
     async def _steps(self, request: Request) -> Response:
@@ -147,11 +149,8 @@ class ExternalApi:
             words = f"the request has {len(message.episodes)} episodes; accepted: at most {self._limits.batch}"
             raise RequestError(words, 413, key="episodes")
         reports = {episode_id: self._report(own, episode_id) for episode_id, own in message.episodes.items()}
-        answers = await self._answers(request, reports, one_by_one=True)
-        answered = zip(reports, answers, strict=True)
-        return json_response(
-            {"episodes": {episode_id: self._plain(own, in_batch=True) for episode_id, own in answered}}
-        )
+        answered = zip(reports, await self._answers(request, reports), strict=True)
+        return json_response({"episodes": {episode_id: self._plain(own) for episode_id, own in answered}})
 
     # --- What clients say --------------------------------------------------------------------------------------------
 
@@ -183,38 +182,32 @@ class ExternalApi:
         )
 
     def _values(self, plain: Mapping[str, Any], which: int, what: str) -> dict[str, Any]:
-        found = {}
-        for agent, value in plain.items():
-            try:
-                found[agent] = decode(self._spaces[agent][which], value, what, within_bounds=which == 1)
-            except SpaceError as error:
-                words = f"agent {agent!r}: {error}"
-                raise RequestError(words, agent=agent, key=error.key, accepted=error.accepted) from error
-        return found
+        return {
+            agent: decode(self._spaces[agent][which], value, what, agent=agent, within_bounds=which == 1)
+            for agent, value in plain.items()
+        }
 
     # --- What they get -----------------------------------------------------------------------------------------------
 
-    async def _answers(
-        self, request: Request, reports: Mapping[str, StepReport], *, one_by_one: bool = False
-    ) -> list[Answered]:
+    async def _answers(self, request: Request, reports: Mapping[str, StepReport]) -> list[Answered]:
         """Hand reports to the training, and wait for its answers; a client that goes away gives its episodes up."""
-        futures = [self._submit(episode_id, report, one_by_one) for episode_id, report in reports.items()]
-        answers = asyncio.gather(*futures)
+        answers = asyncio.gather(*(self._submit(episode_id, report) for episode_id, report in reports.items()))
         gone = asyncio.ensure_future(request.receive())  # after the body, only that the client has gone
         try:
             waited_for: set[asyncio.Future[Any]] = {answers, gone}
             await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-            if answers.done():
-                return answers.result()
-            for episode_id in reports:
-                self._env.give_up(episode_id, "its client has gone")
-            return await answers
+            if not answers.done():
+                for episode_id in reports:
+                    self._env.give_up(episode_id, "its client has gone")
+            answered = await answers
         finally:
             gone.cancel()
             with suppress(asyncio.CancelledError):
                 await gone
+        self._reports.update(("taken" if own.error is None else own.error.reason,) for own in answered)
+        return answered
 
-    def _submit(self, episode_id: str, report: StepReport, one_by_one: bool) -> asyncio.Future[Answered]:
+    def _submit(self, episode_id: str, report: StepReport) -> asyncio.Future[Answered]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answered] = loop.create_future()
 
@@ -229,17 +222,11 @@ class ExternalApi:
         try:
             self._env.report(episode_id, report, answer)
         except EpisodeRefusedError as error:
-            if not one_by_one:
-                self._reports[error.reason,] += 1
-                raise _refused(error) from error
-            future.set_result(Answered(error=error))
+            set_answer(Answered(error=error))
         return future
 
-    def _plain(self, answered: Answered, *, in_batch: bool = False) -> dict[str, Any]:
-        self._reports["taken" if answered.error is None else answered.error.reason,] += 1
+    def _plain(self, answered: Answered) -> dict[str, Any]:
         if answered.error is not None:
-            if not in_batch:
-                raise _refused(answered.error) from answered.error
             return {"error": {"message": str(answered.error), "status": _STATUS[answered.error.reason]}}
         spaces = {agent: policy_actions(self._spaces[agent][1]) for agent in answered.actions}
         actions = {agent: encode(spaces[agent], action) for agent, action in answered.actions.items()}

@@ -23,7 +23,7 @@ from gymnasium import spaces
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.display.text import one_line
-from marl_sb3.types import Array
+from marl_sb3.types import AgentID, Array
 from marl_sb3.wrappers.observations import env_space
 
 Space = spaces.Space[Any]
@@ -35,32 +35,42 @@ class SpaceError(ConfigError):
     """A value is not in its space.
 
     Args:
-        where: what the value is of, such as `agent 'a': the observation`.
+        where: whose value of what it is, such as `agent 'a': the observation`.
         key: the part of the value that does not fit, such as `position[3]`; empty for all of it.
         found: what it is.
         accepted: the shape, the type and the range of that part.
+        agent: whose value it is; None: nobody's.
 
     Attributes:
         key: as given; None for all of the value.
-        accepted: as given.
+        accepted, agent: as given.
     """
 
-    def __init__(self, where: str, key: str, found: str, accepted: str) -> None:
+    def __init__(self, where: str, key: str, found: str, accepted: str, agent: AgentID | None = None) -> None:
         named = f"{where}, {key}," if key else where
         super().__init__(f"{named} is {found}; accepted: {accepted}", key=key or None)
-        self.accepted = accepted
+        self.accepted, self.agent = accepted, agent
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
-def decode(space: Space, plain: Any, where: str, *, rows: int | None = None, within_bounds: bool = True) -> Any:
+def decode(
+    space: Space,
+    plain: Any,
+    what: str,
+    *,
+    agent: AgentID | None = None,
+    rows: int | None = None,
+    within_bounds: bool = True,
+) -> Any:
     """Read a value of a space from the plain data of JSON.
 
     Args:
         space: the space; one of those above, or made of them.
         plain: lists, numbers, strings and mappings, which are untrusted.
-        where: what the value is of, for messages.
+        what: what the value is, for messages, such as `the observation`.
+        agent: whose value it is, for messages; None: nobody's.
         rows: number of values in a batch: each array has a leading axis of this length. None: a single value.
         within_bounds: whether the numbers of a Box have to be within its bounds.
 
@@ -70,12 +80,13 @@ def decode(space: Space, plain: Any, where: str, *, rows: int | None = None, wit
     Raises:
         SpaceError: it is no value of the space; the message names the part, and its shape, type and range.
     """
-    return _Reader(where, () if rows is None else (rows,), within_bounds).read(space, plain, "")
+    return _Reader(what, agent, () if rows is None else (rows,), within_bounds).read(space, plain, "")
 
 
 @dataclass(frozen=True)
 class _Reader:
-    _where: str
+    _what: str
+    _agent: AgentID | None
     _lead: tuple[int, ...]  # the leading axes of arrays
     _within_bounds: bool
 
@@ -84,52 +95,60 @@ class _Reader:
             return self._read_dict(space, plain, key)
         if isinstance(space, spaces.Tuple):
             if not isinstance(plain, (list, tuple)) or len(plain) != len(space.spaces):
-                raise SpaceError(self._where, key, _shown(plain), f"a list of {len(space.spaces)} parts")
+                raise self._error(key, _shown(plain), f"a list of {len(space.spaces)} parts")
             parts = enumerate(zip(space.spaces, plain, strict=True))
             return tuple(self.read(part, value, f"{key}[{index}]") for index, (part, value) in parts)
-        if isinstance(space, spaces.Box):
-            return self._read_box(space, plain, key)
-        low, high = _integer_bounds(space)
-        if isinstance(space, spaces.MultiBinary):
-            plain = _without_booleans(plain, len(self._lead) + len(space.shape))
-        numbers = self._numbers(space, plain, key, int)
-        self._require((numbers >= low) & (numbers <= high), numbers, space, key)
-        return numbers.astype(space.dtype)[()]
+        return self._read_numbers(space, plain, key)
 
     def _read_dict(self, space: spaces.Dict, plain: Any, key: str) -> dict[str, Any]:
         keys = ", ".join(map(str, space.spaces))
         if not isinstance(plain, Mapping):
-            raise SpaceError(self._where, key, _shown(plain), f"an object with the keys {keys}")
+            raise self._error(key, _shown(plain), f"an object with the keys {keys}")
         by_text = {str(name): name for name in space.spaces}  # keys of a Dict may be integers
         missing = [name for name in by_text if name not in plain]
         other = [one_line(name) for name in plain if name not in by_text]
         if missing or other:
             parts = [f"without {', '.join(missing)}"] if missing else []
             parts += [f"with {', '.join(other):.200}"] if other else []
-            raise SpaceError(self._where, key, f"an object {' and '.join(parts)}", f"the keys {keys}")
+            raise self._error(key, f"an object {' and '.join(parts)}", f"the keys {keys}")
         return {
             name: self.read(space.spaces[name], plain[text], f"{key}.{text}" if key else text)
             for text, name in by_text.items()
         }
 
-    def _read_box(self, space: spaces.Box, plain: Any, key: str) -> Array:
+    def _read_numbers(self, space: Space, plain: Any, key: str) -> Any:
+        low, high = self._bounds(space)
         dtype: Any = np.dtype(space.dtype)
-        if dtype.kind == "b":
-            plain = _without_booleans(plain, len(self._lead) + len(space.shape))
-        numbers = self._numbers(space, plain, key, float if dtype.kind == "f" else int)
+        if dtype.kind == "b" or isinstance(space, spaces.MultiBinary):
+            plain = _without_booleans(plain, len(self._lead) + len(space.shape or ()))
         if dtype.kind == "f":
+            numbers = self._numbers(space, plain, key, float)
             with np.errstate(over="ignore"):  # a number that is too large becomes infinite, which is refused
                 values = numbers.astype(dtype)
-            fits = np.isfinite(values)
+            fits = np.isfinite(values) & (values >= low) & (values <= high)
         else:
-            low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-            self._require((numbers >= low) & (numbers <= high), numbers, space, key)
-            values = numbers.astype(dtype)
-            fits = np.ones(values.shape, bool)
-        if self._within_bounds:
-            fits &= (values >= space.low) & (values <= space.high)
-        self._require(fits, numbers, space, key)
-        return values
+            values = numbers = self._numbers(space, plain, key, int)
+            fits = (values >= low) & (values <= high)
+        if not np.all(fits):
+            raise self._first_error(fits, numbers, space, key)
+        read = values.astype(dtype)
+        return read[()] if isinstance(space, spaces.Discrete) else read
+
+    def _bounds(self, space: Space) -> tuple[Any, Any]:
+        """The lowest and the highest value of each number of a space."""
+        if isinstance(space, spaces.Box):
+            dtype: Any = np.dtype(space.dtype)
+            if self._within_bounds or dtype.kind == "b":
+                return space.low, space.high
+            return (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        if isinstance(space, spaces.Discrete):
+            return int(space.start), int(space.start) + int(space.n) - 1
+        if isinstance(space, spaces.MultiDiscrete):
+            return space.start, space.start + space.nvec - 1
+        if isinstance(space, spaces.MultiBinary):
+            return 0, 1
+        accepted = "Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
+        raise ConfigError(f"values of {space} cannot be sent; accepted: {accepted}")
 
     def _numbers(self, space: Space, plain: Any, key: str, kind: type) -> Array:
         """Read lists of numbers with the shape of the space, as float64 or int64; as objects if they are larger."""
@@ -146,32 +165,30 @@ class _Reader:
                 numbers = np.asarray(lists, object)
         except (msgspec.ValidationError, ValueError, RecursionError) as error:
             found = f"not as its space says ({error})" if isinstance(plain, (list, tuple)) else _shown(plain)
-            raise SpaceError(self._where, key, found.replace("`", ""), self._accepted(space)) from error
+            raise self._error(key, found.replace("`", ""), self._accepted(space)) from error
         if numbers.shape != shape:
             numbers = numbers.reshape(shape) if numbers.size == 0 and 0 in shape else numbers
             if numbers.shape != shape:
-                raise SpaceError(self._where, key, f"of shape {numbers.shape}", self._accepted(space))
+                raise self._error(key, f"of shape {numbers.shape}", self._accepted(space))
         return numbers
 
-    def _require(self, fits: Any, numbers: Array, space: Space, key: str) -> None:
-        """Refuse the numbers if one does not fit; the message names the first of these."""
-        if np.all(fits):
-            return
+    def _first_error(self, fits: Any, numbers: Array, space: Space, key: str) -> SpaceError:
+        """Return the error of the first number that does not fit."""
         index = tuple(int(place) for place in np.argwhere(~np.asarray(fits))[0])
         at = "".join(f"[{place}]" for place in index)
-        place = index[len(self._lead) :]
-        raise SpaceError(self._where, key + at, f"{numbers[index]!s:.60}", self._accepted(space, place))
+        accepted = self._accepted(space, index[len(self._lead) :])
+        return self._error(key + at, f"{numbers[index]!s:.60}", accepted)
+
+    def _error(self, key: str, found: str, accepted: str) -> SpaceError:
+        where = self._what if self._agent is None else f"agent {self._agent!r}: {self._what}"
+        return SpaceError(where, key, found, accepted, self._agent)
 
     def _accepted(self, space: Space, index: tuple[int, ...] | None = None) -> str:
         """Describe the shape, type and range of values of a space; with an index, of the number there."""
         kind = "numbers" if np.dtype(space.dtype).kind == "f" else "integers"
-        if isinstance(space, spaces.Box):
-            low, high = _bound_words(space.low, index), _bound_words(space.high, index)
-        else:
-            low, high = (_bound_words(np.asarray(bound), index) for bound in _integer_bounds(space))
-        range_words = f"{low} to {high}" if self._within_bounds or not isinstance(space, spaces.Box) else "any finite"
+        low, high = (_bound_words(bound, index) for bound in self._bounds(space))
         shape = (*self._lead, *(space.shape or ()))
-        return f"{kind} of shape {shape}, {range_words}" if shape else f"one of the {kind} {range_words}"
+        return f"{kind} of shape {shape}, {low} to {high}" if shape else f"one of the {kind} {low} to {high}"
 
 
 def _without_booleans(plain: Any, depth: int) -> Any:
@@ -179,19 +196,6 @@ def _without_booleans(plain: Any, depth: int) -> Any:
     if depth > 0:
         return [_without_booleans(part, depth - 1) for part in plain] if isinstance(plain, (list, tuple)) else plain
     return int(plain) if isinstance(plain, bool) else plain
-
-
-def _integer_bounds(space: Space) -> tuple[Any, Any]:
-    """The lowest and the highest value of each number of a space of integers."""
-    if isinstance(space, spaces.Discrete):
-        return int(space.start), int(space.start) + int(space.n) - 1
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.start, space.start + space.nvec - 1
-    if isinstance(space, spaces.MultiBinary):
-        return 0, 1
-    raise ConfigError(
-        f"values of {space} cannot be sent; accepted: Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
-    )
 
 
 def _bound_words(bound: Any, index: tuple[int, ...] | None) -> str:
