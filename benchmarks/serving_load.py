@@ -67,7 +67,7 @@ api = Api(
     Limits(),
     reload_s=0.0,
     settled=gc.freeze,
-    together="alone" not in side,
+    max_rows=1 if "alone" in side else 4096,
 )
 api.server(Listening(port=int(port))).run(print)
 """

@@ -34,7 +34,6 @@ from marl_sb3.wrappers.observations import OBSERVATION, choices_of
 _log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 65_536
-_MAX_ROWS = 4096  # of a batch of several requests
 
 
 # --- Messages --------------------------------------------------------------------------------------------------------
@@ -290,7 +289,7 @@ class Api:
         say: gets a line about what happens, such as a newer checkpoint.
         settled: is called once, in a thread, when the policies have been loaded and all that was to be imported is.
         replaced: is called in a thread when newer policies have replaced others.
-        together: see `Batcher`.
+        max_rows: see `Batcher`.
     """
 
     def __init__(
@@ -302,7 +301,7 @@ class Api:
         say: Callable[[str], None] = _log.info,
         settled: Callable[[], object] = lambda: None,
         replaced: Callable[[], object] = lambda: None,
-        together: bool = True,
+        max_rows: int = 4096,
     ) -> None:
         self._predictor = predictor
         self._limits = limits
@@ -310,7 +309,7 @@ class Api:
         self._say = say
         self._settled, self._replaced = settled, replaced
         self._batcher: Batcher[DecodedRequest, Prediction] = Batcher(
-            predictor.answer, lambda asked: asked.rows * len(asked.inputs.observations), _MAX_ROWS, together
+            predictor.answer, lambda asked: asked.rows * len(asked.inputs.observations), max_rows
         )
 
     def server(self, listening: Listening, more: Sequence[BaseRoute] = (), public: Sequence[str] = ()) -> Server:
@@ -456,38 +455,40 @@ def policy_server(
 
 # --- OpenAPI ---------------------------------------------------------------------------------------------------------
 
-_PATHS: Mapping[str, tuple[str, str, Any]] = {  # path -> method, summary, answer
+_SCHEMAS = "#/components/schemas/"
+_PATHS: Mapping[str, tuple[str, str, Any]] = {  # path -> method, summary, what is answered: JSON of a type, or another
     "/health": ("get", "Whether the process is alive", Health),
     "/ready": ("get", "Whether it accepts requests; 503: it is ending", Readiness),
-    "/metrics": ("get", "Metrics in Prometheus's text format", None),
+    "/metrics": ("get", "Metrics in Prometheus's text format", {"text/plain": {"schema": {"type": "string"}}}),
     "/info": ("get", "Policies, agents, spaces, checkpoint, limits", Info),
     "/predict": ("post", "Actions for observations", PredictAnswer),
-    "/weights": ("get", "The policies as a safetensors file; the ETag is its SHA-256", None),
-    "/openapi.json": ("get", "This description", None),
+    "/weights": (
+        "get",
+        "The policies as a safetensors file; the ETag is its SHA-256",
+        {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    ),
+    "/openapi.json": ("get", "This description", {"application/json": {"schema": {"type": "object"}}}),
 }
 
 
 def openapi() -> dict[str, Any]:
     """Return the description of the routes in OpenAPI 3.1."""
-    types = [PredictRequest, Refusal, *(answer for _, _, answer in _PATHS.values() if answer)]
-    _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    paths = {path: {method: _operation(path, *rest)} for path, (method, *rest) in _PATHS.items()}
+    answers = [answer for *_, answer in _PATHS.values() if not isinstance(answer, dict)]
+    _, components = msgspec.json.schema_components(
+        [PredictRequest, Refusal, *answers], ref_template=_SCHEMAS + "{name}"
+    )
     return {
         "openapi": "3.1.0",
         "info": {"title": "marl_sb3", "version": marl_sb3.__version__},
         "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "security": [{"token": []}, {}],
-        "paths": paths,
+        "paths": {path: {method: _operation(path, *rest)} for path, (method, *rest) in _PATHS.items()},
     }
 
 
 def _operation(path: str, summary: str, answer: Any) -> dict[str, Any]:
-    binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-    text = {"text/plain": {"schema": {"type": "string"}}}
-    others = {"/weights": binary, "/metrics": text}
-    other = others.get(path, {"application/json": {"schema": {"type": "object"}}})
     responses: dict[str, Any] = {
-        "200": {"description": summary, "content": other if answer is None else _json_of(answer)},
+        "200": {"description": summary, "content": answer if isinstance(answer, dict) else _json_of(answer)},
         "default": {"description": "The request was refused", "content": _json_of(Refusal)},
     }
     asked = {"requestBody": {"required": True, "content": _json_of(PredictRequest)}} if path == "/predict" else {}
@@ -495,4 +496,4 @@ def _operation(path: str, summary: str, answer: Any) -> dict[str, Any]:
 
 
 def _json_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{struct.__name__}"}}}
+    return {"application/json": {"schema": {"$ref": _SCHEMAS + struct.__name__}}}

@@ -257,7 +257,7 @@ class Guard:
         headers = Headers(scope=scope)
         self._check_host(scope, headers)
         self._check_token(scope, headers)
-        return await self._with_body(headers, receive) if scope["type"] == "http" else receive
+        return await self._with_body(scope, headers, receive) if scope["type"] == "http" else receive
 
     # --- Who asks ----------------------------------------------------------------------------------------------------
 
@@ -304,21 +304,17 @@ class Guard:
 
     # --- The body ----------------------------------------------------------------------------------------------------
 
-    async def _with_body(self, headers: Headers, receive: Receive) -> Receive:
+    async def _with_body(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         """Read the body; returns what gives it to the app."""
         limit, seconds = self._limits.body_bytes, self._limits.seconds
         declared = headers.get("content-length", "")
         if declared.isdigit() and (len(declared) > 15 or int(declared) > limit):
             raise _too_large(declared, limit)
-        body, more = bytearray(), True
+        body = bytearray()
         try:
             async with asyncio.timeout(seconds):
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientDisconnect
-                    body += message.get("body", b"")
-                    more = message.get("more_body", False)
+                async for part in Request(scope, receive).stream():
+                    body += part
                     if len(body) > limit:
                         raise _too_large(f"more than {limit}", limit)
         except TimeoutError:

@@ -257,8 +257,7 @@ class Batcher(Generic[RequestT, ReplyT]):
     Args:
         answer: answers a batch, in order; an exception among the answers is raised where that request waits.
         rows_of: the number of rows of a request.
-        max_rows: a batch ends with the request that reaches this number.
-        together: whether to batch at all; False: each request alone, in order.
+        max_rows: a batch ends with the request that reaches this number; 1: each request alone.
     """
 
     def __init__(
@@ -266,11 +265,10 @@ class Batcher(Generic[RequestT, ReplyT]):
         answer: Callable[[Sequence[RequestT]], Sequence[ReplyT | Exception]],
         rows_of: Callable[[RequestT], int],
         max_rows: int,
-        together: bool = True,
     ) -> None:
         self._answer = answer
         self._rows_of = rows_of
-        self._max_rows = max_rows if together else 1
+        self._max_rows = max_rows
         self._waiting: deque[tuple[RequestT, asyncio.Future[ReplyT]]] = deque()
         self._working: asyncio.Task[None] | None = None
         self.requests = 0  # requests so far

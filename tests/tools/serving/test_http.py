@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
 import select
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -198,33 +195,3 @@ def test_a_server_that_is_to_end_before_it_has_begun_ends() -> None:
     server._thread.join(5)
     assert not server._thread.is_alive()
     assert server._error is None
-
-
-_PROGRAM = """
-import asyncio, sys
-from starlette.routing import Route
-from marl_sb3.cli.running import run_command
-from marl_sb3.tools.serving.guard import Limits, Listening, json_response
-from marl_sb3.tools.serving.http import Server
-
-async def slow(_):
-    print("asked", flush=True)
-    await asyncio.sleep(0.3)
-    return json_response("done")
-
-server = Server([Route("/slow", slow)], Listening(), Limits())
-sys.exit(run_command(lambda: server.run(lambda at: print(at, flush=True)), 0))
-"""
-
-
-def test_sigterm_ends_a_command_cleanly() -> None:
-    with subprocess.Popen([sys.executable, "-c", _PROGRAM], stdout=subprocess.PIPE, text=True) as command:
-        assert command.stdout is not None
-        address, answers = command.stdout.readline().strip(), []
-        asking = threading.Thread(target=lambda: answers.append(httpx.get(f"{address}/slow").json()))
-        asking.start()
-        assert command.stdout.readline() == "asked\n"
-        os.kill(command.pid, signal.SIGTERM)
-        assert command.wait(10) == 130
-        asking.join()
-    assert answers == ["done"]
