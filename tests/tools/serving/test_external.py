@@ -284,8 +284,12 @@ def test_misuse_of_the_client_is_refused() -> None:
         client.give_up_episode(episode)
         episode = client.start_episode()
         httpx.delete(f"{url}/episodes/{episode}")
+        seen = {"a": [1, 1, 0], "b": [2, 1, 0]}
         with pytest.raises(EpisodeLostError):
-            client.get_action(episode, {"a": [1, 1, 0], "b": [2, 1, 0]})
+            client.get_action(episode, seen)
+        episode = client.start_episode()
+    with pytest.raises(EpisodeLostError, match=r"cannot be reached: .*; the episode is lost"):
+        client.get_action(episode, seen)
 
 
 def test_an_off_policy_training_learns_from_actions_that_the_client_has_chosen() -> None:

@@ -95,7 +95,7 @@ def test_a_request_for_which_there_is_no_room_is_refused() -> None:
 @pytest.mark.parametrize("secure", [False, True], ids=["http", "https"])
 def test_connections_that_are_silent_make_room_for_others(secure: bool, certificate: Path) -> None:
     verify = ssl.create_default_context(cafile=certificate)
-    tls, limits = certificate if secure else None, Limits(seconds=30, connections=4)
+    tls, limits = certificate if secure else None, Limits(seconds=300, connections=4)
     with served(tls=tls, limits=limits) as server, ExitStack() as held:
         silent = [held.enter_context(connected(server.address)) for _ in range(12)]
         assert httpx.get(f"{server.address}/page", verify=verify).status_code == 200
