@@ -172,7 +172,7 @@ class Game:
         """Begin the first episode of a seed.
 
         Args:
-            seed, deterministic: see `play_episodes`.
+            seed, deterministic: see `play`.
             checkpoint: see `SavedRun.policies`.
             against: the name of a rival; empty: none.
             swaps: whether the sides swap after each episode, if both can play both. A person keeps its agents.

@@ -1,4 +1,4 @@
-"""Who has won an episode, as far as the returns tell, and how often the sides have won so far."""
+"""Who has won: whether returns oppose each other, what a side wins in an episode, and the score of several."""
 
 from __future__ import annotations
 
@@ -6,15 +6,56 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from marl_sb3.evaluation.playing import closeness
-from marl_sb3.types import AgentID
+import numpy as np
+import numpy.typing as npt
+
+from marl_sb3.types import AgentID, Array
+
+OUTCOMES: Mapping[str, float] = {"won": 1.0, "drawn": 0.5, "lost": 0.0}  # of an episode, and its points
+_ROUNDING = 1e-4  # rewards are float32
+
+
+def closeness(*returns: npt.ArrayLike) -> float:
+    """Return the largest difference by which returns like these count as equal."""
+    return _ROUNDING * max(1.0, *(float(np.fmax.reduce(np.abs(each), axis=None, initial=0.0)) for each in returns))
+
+
+def oppose(own: npt.ArrayLike, sums: npt.ArrayLike) -> bool:
+    """Return whether one wins what others lose: the sum is the same in all episodes, and either 0, or returns differ.
+
+    Args:
+        own: returns of some, in several episodes; NaN: none.
+        sums: of the returns of all agents.
+    """
+    known, totals, close = np.asarray(own), np.asarray(sums), closeness(own, sums)
+    known = known[~np.isnan(known)]
+    if not known.size or np.ptp(totals) > close:
+        return False
+    return bool(abs(totals[0]) <= close or np.ptp(known) > close)
+
+
+def mean_returns(returns: Array) -> Array:
+    """Return the mean return of a side in each episode, (n,): of (n, agents), those that have one; NaN: none has."""
+    known = ~np.isnan(returns)
+    sums = np.where(known, returns, 0.0).sum(axis=1)
+    return np.where(known.any(axis=1), sums / np.maximum(1, known.sum(axis=1)), np.nan)
+
+
+def points(ours: Array, theirs: Array) -> Array:
+    """Return the points of a side in each episode by its return and that of the others: those of `OUTCOMES`.
+
+    It is asked only where returns oppose each other. NaN: a side has no return.
+    """
+    margins = ours - theirs
+    won = np.where(np.abs(margins) <= closeness(ours, theirs), OUTCOMES["drawn"], margins > 0)
+    return np.where(np.isnan(margins), np.nan, won)
 
 
 class Scoreboard:
     """What came of the episodes of a game.
 
-    The side with the highest mean return wins an episode, but only where returns oppose each other: the sum of all is
-    the same in all episodes so far, and either 0, or the returns differ; or the training has found that they do.
+    The side with the highest mean return wins an episode, but only where returns `oppose` each other in all episodes so
+    far, or the training has found that they do.
 
     Args:
         takes_turns: whether one agent acts in each step. Then a draw pays nothing, and whoever moves illegally is the
@@ -51,12 +92,12 @@ class Scoreboard:
 
     def _best(self) -> tuple[str, ...]:
         """Return the sides with the highest return in the latest episode; none if all are equal."""
-        highest = max(self._sides.values())
-        best = [name for name, own in self._sides.items() if math.isclose(own, highest, rel_tol=1e-6, abs_tol=1e-6)]
+        highest, close = max(self._sides.values()), closeness([*self._sides.values()])
+        best = [name for name, own in self._sides.items() if highest - own <= close]
         return tuple(best) if len(best) < len(self._sides) else ()
 
     def _oppose(self) -> bool:
-        return self._opposed or (self._differ and closeness(self._own, self._sums) is not None)
+        return self._opposed or (self._differ and oppose(self._own, self._sums))
 
     def result(self) -> str:
         """Say who has won the latest episode; empty if the returns do not tell."""

@@ -73,7 +73,7 @@ class Searcher:
             what players do not see and what its generators will draw: results say something only where players see
             everything, and nothing is drawn. An env whose metadata have `shows_everything=False` is refused.
         deterministic: whether to take the action that was visited most, or one by the shares of visits; as in
-            `play_episodes`.
+            `play`.
 
     Raises:
         ConfigError: it is another kind of env, or other processes step it.

@@ -22,7 +22,7 @@ import marl_sb3
 from marl_sb3 import ConfigError, HookError, PolicySpec, combine_policies, make_vec_env
 from marl_sb3.evaluation.game import Game, GamePlan
 from marl_sb3.evaluation.opponents import Rival
-from marl_sb3.evaluation.playing import play_episodes
+from marl_sb3.evaluation.playing import play
 from marl_sb3.evaluation.session import GameSession, ViewerCommand
 from marl_sb3.evaluation.viewed_env import view_if_drawn
 
@@ -77,7 +77,7 @@ def test_without_swaps_the_episodes_are_those_of_evaluations(rival: str) -> None
     settings: Any = {"plans": plans(2), "masked": True}
     ours, other = (make(NoisyEnv, {"p": PolicySpec(**SEEING)}, env_kwargs=settings, seed=seed) for seed in (0, 1))
     against: Any = other.bundle() if rival == "another" else rival
-    evaluation = play_episodes(ours, make_vec_env(NoisyEnv, **settings), 4, False, 3, acting=["b"], against=against)
+    evaluation = play(ours, make_vec_env(NoisyEnv, **settings), 4, False, 3, acting=["b"], against=against)
     with game(ours, against, NoisyEnv, settings, seat=["b"]) as playing:
         playing.begin(3, False, None, "them", swaps=False)
         assert [returns for _, returns in episodes_of(playing, 4)] == [e.agent_returns for e in evaluation.episodes]

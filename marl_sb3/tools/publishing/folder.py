@@ -16,14 +16,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.core.config.values import EXTERNAL, counted
+from marl_sb3.core.config.values import EXTERNAL
 from marl_sb3.core.metrics.names import flatten
 from marl_sb3.core.metrics.statistics import SampleStats, sample_stats
 from marl_sb3.core.state.checkpoint import Checkpoint
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.evaluation.opponents import RANDOM
-from marl_sb3.evaluation.playing import Evaluation, EvaluationPlan, SeatEvaluations, play_episodes
+from marl_sb3.evaluation.played import Played
+from marl_sb3.evaluation.playing import EvaluationPlan, play
 from marl_sb3.extensions.display.text import between, number, one_line
 from marl_sb3.extensions.display.video import VideoFile
 from marl_sb3.extensions.hub import Address
@@ -35,7 +36,7 @@ from marl_sb3.files.plain_yaml import yaml_text
 from marl_sb3.files.regular import read_regular
 from marl_sb3.results.result_log import RESULT_FILE, read_results
 from marl_sb3.runs.building import make_envs
-from marl_sb3.runs.evaluate import SUM, EvaluatedRun, evaluate_run, samples_of, samples_of_seats
+from marl_sb3.runs.evaluate import SUM, EvaluatedRun, evaluate_run, samples_of
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.runs.schema import TrainConfig
 
@@ -121,10 +122,10 @@ def _measured(run: SavedRun, episodes: int, folder: Path) -> Measured | None:
         plan = replace(plan, against=RANDOM)
     played, film = _filmed(run, plan, folder)
     if plan.against is not None:
-        return Measured.of_seats(played, film)
+        return Measured.of(played, None, film)
     with closing(make_envs(run.config, n_envs=plan.n_envs, seed=plan.seed)) as env:
-        at_random = play_episodes(run.policies(None, env), env, plan.n_episodes, seed=plan.seed, acting=())
-    return Measured.of_episodes(played, at_random, film)
+        at_random = play(run.policies(None, env), env, plan.n_episodes, seed=plan.seed, acting=())
+    return Measured.of(played, at_random, film)
 
 
 def _filmed(run: SavedRun, plan: EvaluationPlan, folder: Path) -> tuple[EvaluatedRun, str | None]:
@@ -155,21 +156,16 @@ class Measured:
     film: str | None = None  # name of the file
 
     @classmethod
-    def of_episodes(cls, played: EvaluatedRun, at_random: Evaluation, film: str | None) -> Measured:
-        """Compare the policies with random agents in the same envs."""
-        assert isinstance(played.evaluation, Evaluation)
-        agents = list(played.evaluation.metrics["agent_episode_returns_mean"])[:_MOST_AGENTS]
-        ours, theirs = (dict(samples_of(each, agents, ())) for each in (played.evaluation, at_random))
-        names = [SUM, *(name for name in ours if name != SUM)] if len(agents) > 1 else [SUM, "episode length"]
-        rows = [(name, _stats(ours[name]), _stats(theirs[name])) for name in names]
-        return cls(rows, _how(played.plan), played.plan, film)
-
-    @classmethod
-    def of_seats(cls, played: EvaluatedRun, film: str | None) -> Measured:
-        """Of a game in which one wins what others lose: by side, against random agents."""
-        assert isinstance(played.evaluation, SeatEvaluations)
-        rows = [(name, _stats(values), None) for name, values in samples_of_seats(played.evaluation)]
-        return cls(rows, f"Against random agents, each side {_how(played.plan)}", played.plan, film)
+    def of(cls, played: EvaluatedRun, at_random: Played | None, film: str | None) -> Measured:
+        """Compare the policies with random agents: against them by side, or with their episodes, `at_random`."""
+        ours = dict(samples_of(played.played, _MOST_AGENTS, custom=False))
+        how, plan = f"{played.plan.in_words()}.", played.plan
+        if at_random is None:
+            rows = [(name, _stats(values), None) for name, values in ours.items()]
+            return cls(rows, f"Against random agents, each side {how}", plan, film)
+        theirs = dict(samples_of({(): at_random}, _MOST_AGENTS, custom=False))
+        names = [SUM, *(name for name in ours if name != SUM)] if len(at_random.agents) > 1 else [SUM, "episode length"]
+        return cls([(name, _stats(ours[name]), _stats(theirs[name])) for name in names], how, plan, film)
 
     @classmethod
     def of_training(cls, metrics: Mapping[str, Any]) -> Measured:
@@ -182,13 +178,6 @@ class Measured:
 
 def _stats(values: SampleStats | Sequence[float]) -> SampleStats:
     return values if isinstance(values, SampleStats) else sample_stats(values)
-
-
-def _how(plan: EvaluationPlan) -> str:
-    actions = {True: "the most likely actions", False: "sampled actions"}
-    is_one = isinstance(plan.deterministic, bool)  # else it is by policy
-    which = actions[bool(plan.deterministic)] if is_one else "sampled actions of some policies"
-    return f"{counted(plan.n_episodes, 'episode')} in {counted(plan.n_envs, 'env')}, {which}, seed {plan.seed}."
 
 
 def card_text(

@@ -14,6 +14,7 @@ import numpy as np
 from marl_sb3.core.config.values import counted
 from marl_sb3.core.metrics.statistics import SampleStats
 from marl_sb3.errors import ConfigError
+from marl_sb3.evaluation.playing import actions_in_words
 from marl_sb3.extensions.display.page import Html, Page, note, table, words
 from marl_sb3.extensions.display.screen import standard_console
 from marl_sb3.extensions.display.text import number, one_line
@@ -33,8 +34,6 @@ _MOST_CYCLES = 5  # that are listed
 _CELL, _EDGES = 46, 130  # pixels
 _LONGEST_NAME = 14  # characters of a player's name on a heat map, of which there is little room on a phone
 _COLORS = ((0.0, "#D55E00"), (0.5, "#F2F2F2"), (1.0, "#0072B2"))  # of Okabe and Ito
-
-_ACTIONS = {True: "the most likely actions", False: "sampled actions", None: "actions by each run's setting"}
 
 _CHECKPOINT = re.compile(r"(?P<kind>.+)[-@](?P<iteration>[0-9]{1,12})")
 
@@ -107,7 +106,7 @@ def sentences(found: Match) -> list[str]:
 
 def _how(found: Match) -> str:
     sides = " against ".join(map(_side, found.sides))
-    how = _ACTIONS[found.deterministic]
+    how = actions_in_words(found.deterministic)
     how += f", {counted(found.search, 'position')} looked at before each" if found.search else ""
     return (
         f"{found.env}: {len(found.players)} players, {sides}, {counted(found.episodes, 'episode')} of each two in each "

@@ -12,7 +12,7 @@ from marl_sb3.core.config.values import EXTERNAL
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.errors import ConfigError, shown
 from marl_sb3.evaluation.opponents import Against, bundle_of, combine_policies, opponent_name, opponents_of
-from marl_sb3.evaluation.playing import seat_name
+from marl_sb3.evaluation.played import seat_name
 from marl_sb3.extensions.store.checkpoint_format import MANIFEST
 from marl_sb3.extensions.store.load import load_policies
 from marl_sb3.runs.folder import LEAGUE, members_of, run_around
