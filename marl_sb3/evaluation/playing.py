@@ -17,7 +17,7 @@ import numpy as np
 import torch as th
 
 from marl_sb3.core.acting.actor import ActingWatcher
-from marl_sb3.core.acting.by_agent import PolicyBundle, PolicySpaces
+from marl_sb3.core.acting.by_agent import PolicyBundle
 from marl_sb3.core.config.values import Count, PositiveInt, counted, require
 from marl_sb3.core.mapping import Deterministic, zero_actions
 from marl_sb3.core.metrics.episodes import Episode, EpisodeTracker
@@ -28,7 +28,7 @@ from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.seeding import seed_of
 from marl_sb3.errors import ConfigError
-from marl_sb3.evaluation.opponents import RANDOM, Against
+from marl_sb3.evaluation.opponents import RANDOM, Against, bundle_of, misfit
 from marl_sb3.evaluation.pairing import Pairing
 from marl_sb3.evaluation.played import EpisodeDigests, Played, Seat, mean_of, metrics_of
 from marl_sb3.types import AgentID
@@ -276,25 +276,18 @@ def require_same_agents(
     if env.steps_apart:
         words = "clients step the env, so that no episode can be played in it here"
         raise ConfigError(f"{words}; accepted: another env with the same agents and spaces, as --env (env=)", key="env")
-    spaces_of = {agent: bundle.spaces[policy_id] for agent, policy_id in bundle.policy_of.items()}
-    theirs = {agent: group for group in env.groups for agent in group.agents}
-    if set(theirs) != set(spaces_of) if acting is None else not set(acting) <= set(spaces_of):
-        agents, ours = ", ".join(env.agents), ", ".join(spaces_of)
+    named = set(bundle.policy_of)
+    if set(env.agents) != named if acting is None else not set(acting) <= named:
+        agents, ours = ", ".join(env.agents), ", ".join(bundle.policy_of)
         raise ConfigError(f"the env has agents {agents}; the policies act for {ours}", key="env")
-    for agent, trained in spaces_of.items():
-        if acting is not None and agent not in acting:
-            continue
-        of_env = PolicySpaces(theirs[agent].observation_space, theirs[agent].action_space)
-        for space, of_policy in zip(of_env, trained, strict=True):
-            if space != of_policy:
-                raise ConfigError(f"the env has space {space} for agent {agent!r}; its policy: {of_policy}", key="env")
+    if (fault := misfit(bundle, env, env.agents if acting is None else acting)) is not None:
+        raise ConfigError(fault, key="env")
 
 
 def _bundle(algo: MultiAgentAlgorithm | PolicyBundle) -> PolicyBundle:
-    if isinstance(algo, MultiAgentAlgorithm):
-        return algo.bundle()
-    if isinstance(algo, PolicyBundle):
-        return algo
+    found = bundle_of(algo)
+    if found is not None:
+        return found
     raise ConfigError(
         f"algo is {algo!r:.200}; accepted: a MultiAgentAlgorithm or the policies of a PolicyBundle; "
         "MultiAgentAlgorithm.load(folder, env) and load_policies(folder) make them from a checkpoint or a run folder",

@@ -254,7 +254,7 @@ def test_a_rival_that_fails_is_named_with_episode_and_step_until_the_game_begins
     [
         (
             lambda: always({"shared": 0}, Teams).bundle(),
-            "them cannot play b: the env has agents a, b; the policies act",
+            "them cannot play b: no policy of it is for agent b, but for x, y, z",
         ),
         (lambda: make(env_kwargs={}).bundle(), r"them cannot play b: the env has space Box\(0.0, 1.0, \(1,\)"),
         (lambda: "no_such:Thing", "cannot import 'no_such'"),
@@ -283,7 +283,10 @@ def test_who_can_play_one_side_keeps_it(side: str, pays: float) -> None:
         with pytest.raises(ConfigError, match="them cannot play"):
             playing.take(side)
         assert playing.persons == {}
-    with game(always(US), rival, seat=[side]) as playing, pytest.raises(ConfigError, match="the policies act for"):
+    with (
+        game(always(US), rival, seat=[side]) as playing,
+        pytest.raises(ConfigError, match="no policy of it is for agent"),
+    ):
         playing.begin(1, True, None, "them")
 
 

@@ -148,11 +148,11 @@ def test_a_checkpoint_is_watched_by_its_path(run: Path) -> None:
         ("{run} {run}/checkpoints", "it is a part of one; did you mean"),
         (
             "{run} {run}/league/agent2@2 --agents agent2",
-            "cannot play agent1: the env has agents agent1, agent2",
+            "cannot play agent1: no policy of it is for agent agent1, but for agent2",
         ),
         (
             "{run}/league/agent2@2 {run}/league/agent2@2",
-            "agent2@2 cannot play agent1: the env has agents agent1, agent2",
+            "agent2@2 cannot play agent1: no policy of it is for agent agent1, but for agent2",
         ),
         ("{run} {broken}", "broken: state.json is missing"),
         ("{run} no_such:Thing", "opponent 'no_such:Thing': cannot import 'no_such'"),
