@@ -25,7 +25,8 @@ from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.evaluation.opponents import RANDOM
 from marl_sb3.evaluation.played import Played
 from marl_sb3.evaluation.playing import EvaluationPlan, play
-from marl_sb3.extensions.display.text import between, number, one_line
+from marl_sb3.extensions.display.tables import Table
+from marl_sb3.extensions.display.text import between, markdown_text, number
 from marl_sb3.extensions.display.video import VideoFile
 from marl_sb3.extensions.hub import Address
 from marl_sb3.extensions.store.checkpoint_folder import RUN_CONFIG, with_checkpoint
@@ -93,7 +94,7 @@ def write_run_folder(
         write_whole(fresh / RESULT_FILE, lines)
         written = SavedRun.open(fresh, env, makes_env=episodes > 0)
         measured = _measured(written, episodes, fresh) or Measured.of_training(flatten(results[-1]) if results else {})
-        write_whole(fresh / CARD, card_text(written.config, found, measured, address, references or {}))
+        write_whole(fresh / CARD, cardmarkdown_text(written.config, found, measured, address, references or {}))
     return found
 
 
@@ -180,7 +181,7 @@ def _stats(values: SampleStats | Sequence[float]) -> SampleStats:
     return values if isinstance(values, SampleStats) else sample_stats(values)
 
 
-def card_text(
+def cardmarkdown_text(
     config: TrainConfig, found: Checkpoint, measured: Measured, address: Address | None, references: Mapping[str, float]
 ) -> str:
     """Return the text of the card.
@@ -195,14 +196,13 @@ def card_text(
     title = address.repo if address else f"{config.env}, {config.algo}"
     meta = yaml_text(_metadata(config, measured, title))
     versions = found.about.fields("versions").values().items()
-    rows = "".join(f"| {_text(name)} | {_text(version)} |\n" for name, version in versions)
     parts = [
-        f"---\n{meta}---\n\n# {_text(title)}\n",
+        f"---\n{meta}---\n\n# {markdown_text(title)}\n",
         _origin(config, found),
         *_film(measured.film, address),
         f"## Results\n\n{measured.how} Intervals are of the mean, 95 %.\n\n{_table(measured, references)}",
         _use(config, measured, address),
-        f"## Made with\n\n| package | version |\n| --- | --- |\n{rows}",
+        f"## Made with\n\n{Table(['package', 'version'], [*versions]).markdown()}",
     ]
     return "\n".join(f"{part.rstrip()}\n" for part in parts)
 
@@ -244,23 +244,24 @@ def _origin(config: TrainConfig, found: Checkpoint) -> str:
     agents = ", ".join(f"{agent}: {policy}" for agent, policy in list(policy_of.items())[:_MOST_AGENTS])
     given = "".join(f", {name} = {value!r}" for name, value in config.env_kwargs.items())
     steps = found.about.integer("num_env_steps")
+    env, algo, agents = map(markdown_text, (config.env + given, config.algo, agents))
     return (
-        f"Policies of {_text(config.env)}{_text(given)}, trained with marl_sb3 and Stable-Baselines3 by "
-        f"{_text(config.algo)}: {steps:,} env steps, seed {config.seed}; checkpoint {found.name}. The policy of each "
-        f"agent: {_text(agents)}. Weights are safetensors, all else is JSON and YAML; no file is a pickle.\n"
+        f"Policies of {env}, trained with marl_sb3 and Stable-Baselines3 by {algo}: {steps:,} env steps, "
+        f"seed {config.seed}; checkpoint {found.name}. The policy of each agent: {agents}. "
+        "Weights are safetensors, all else is JSON and YAML; no file is a pickle.\n"
     )
 
 
 def _table(measured: Measured, references: Mapping[str, float]) -> str:
     has_random = any(theirs is not None for _, _, theirs in measured.rows)
     head = ["", "mean", "interval", "SD", *(["random agents", "interval"] if has_random else [])]
-    lines = [head, ["---"] * len(head)]
+    rows = []
     for name, ours, theirs in measured.rows:
         random = [number(theirs.mean), between(theirs.ci95)] if theirs is not None else []
-        lines.append([_text(name), number(ours.mean), between(ours.ci95), number(ours.sd), *random])
+        rows.append([name, number(ours.mean), between(ours.ci95), number(ours.sd), *random])
     rest = ["-"] * (len(head) - 2)
-    lines += [[_text(f"reference, {SUM}: {name}"), number(value), *rest] for name, value in references.items()]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    rows += [[f"reference, {SUM}: {name}", number(value), *rest] for name, value in references.items()]
+    return Table(head, rows).markdown()
 
 
 def _use(config: TrainConfig, measured: Measured, address: Address | None) -> str:
@@ -294,9 +295,3 @@ actions = policies.predict(observations, deterministic={deterministic})  # {{age
 {settings}python -m marl_sb3.train{named} --hparams {file}
 ```
 """
-
-
-def _text(text: object) -> str:
-    """Text of a file on one line, in which nothing is Markdown or HTML."""
-    escaped = one_line(text).replace("&", "&amp;").replace("<", "&lt;")
-    return "".join(f"\\{c}" if c in "|`*[]\\" else c for c in escaped)

@@ -15,8 +15,9 @@ from marl_sb3.core.config.values import counted
 from marl_sb3.core.metrics.statistics import SampleStats
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.playing import actions_in_words
-from marl_sb3.extensions.display.page import Html, Page, note, table, words
+from marl_sb3.extensions.display.page import Html, Page, note, words
 from marl_sb3.extensions.display.screen import standard_console
+from marl_sb3.extensions.display.tables import Table
 from marl_sb3.extensions.display.text import number, one_line
 from marl_sb3.files.atomic import named_by_user, write_whole
 from marl_sb3.results.curves import Curve, Figure, Panel
@@ -24,7 +25,7 @@ from marl_sb3.results.drawing import PAGE_LAYOUT, plotly_html
 from marl_sb3.startup import require_extra
 
 if TYPE_CHECKING:
-    from marl_sb3.tools.viewing.matching import Match
+    from marl_sb3.tools.viewing.matching import Match, Points
 
 SUFFIXES = (".html", ".json")
 _MOST_WITH_INTERVALS = 6  # players; with more of them the cells of a terminal's tables are too wide
@@ -36,8 +37,6 @@ _LONGEST_NAME = 14  # characters of a player's name on a heat map, of which ther
 _COLORS = ((0.0, "#D55E00"), (0.5, "#F2F2F2"), (1.0, "#0072B2"))  # of Okabe and Ito
 
 _CHECKPOINT = re.compile(r"(?P<kind>.+)[-@](?P<iteration>[0-9]{1,12})")
-
-Rows = tuple[str, Sequence[str], list[list[str]]]  # the title of a table, its head and its rows
 
 
 def require_writable(path: Path) -> None:
@@ -64,23 +63,13 @@ def write(found: Match, path: Path) -> Path:
 
 def show_match(found: Match) -> None:
     """Print a match."""
-    from rich.table import Table
-
     console = standard_console()
-    console.print(one_line(_how(found)), soft_wrap=True, markup=False)
-    for title, head, rows in tables(found, intervals=len(found.players) <= _MOST_WITH_INTERVALS):
-        if title:
-            console.print(one_line(title), style="italic", soft_wrap=True, markup=False)
-        printed = Table(box=None, pad_edge=False, header_style="bold")
-        whole = max(len(row[1]) for row in rows) <= _LONGEST_WHOLE if rows else False
-        for place, name in enumerate(head):
-            style: Any = {"justify": "left", "no_wrap": whole} if place == 1 else {"justify": "right"}
-            printed.add_column(one_line(name), overflow="fold", **style)
-        for row in rows:
-            printed.add_row(*map(one_line, row))
-        console.print(printed)
+    whole = [1] if max(len(one_line(player.name)) for player in found.players) <= _LONGEST_WHOLE else []
+    console.print(one_line(_how(found)), soft_wrap=True)
+    for table in tables(found, intervals=len(found.players) <= _MOST_WITH_INTERVALS):
+        table.print(console, whole=whole)
     for line in [*sentences(found), *(f"note: {line}" for line in found.notes)]:
-        console.print(one_line(line), soft_wrap=True, markup=False)
+        console.print(one_line(line), soft_wrap=True)
 
 
 def sentences(found: Match) -> list[str]:
@@ -121,36 +110,30 @@ def _side(name: str) -> str:
 # --- Tables ----------------------------------------------------------------------------------------------------------
 
 
-def tables(found: Match, *, intervals: bool) -> Iterator[Rows]:
+def tables(found: Match, *, intervals: bool) -> Iterator[Table]:
     """The tables of a match: the players, the strongest first; points; where these do not tell all, mean returns."""
     order = _order(found)
     shows_returns = found.opposed is None or found.unfair is not None
-    yield "", *_players(found, order, found.sides if shows_returns else ())
-    ranks = _ranks(order)
+    yield _players(found, order, found.sides if shows_returns else ())
     if found.opposed is not None:
-        rows = [
-            [ranks[one], found.players[one].name]
-            + [
-                "" if (cell := found.points[one][two]) is None else _share(cell.share, cell.ci95, intervals)
-                for two in order
-            ]
-            for one in order
-        ]
-        yield "points of the row against the column, %", ["", "player", *ranks.values()], rows
+        cells = [[_share(cell, intervals) for cell in row] for row in found.points]
+        yield _square(found, "points of the row against the column, %", order, order, cells)
     if not shows_returns:
         return
+    others = "the other side" if len(found.sides) == 2 else "all other sides"
     for side, returns in found.returns.items():
-        on, against = _seated(returns, order)
-        rows = [
-            [ranks[one], found.players[one].name, *(_mean(returns[one][two], intervals) for two in against)]
-            for one in on
-        ]
-        others = "the other side" if len(found.sides) == 2 else "all other sides"
-        yield (
-            f"mean return of {_side(side)}: the row plays it, the column {others}",
-            ["", "player", *(ranks[two] for two in against)],
-            rows,
-        )
+        title = f"mean return of {_side(side)}: the row plays it, the column {others}"
+        cells = [[_mean(stats, intervals) for stats in row] for row in returns]
+        yield _square(found, title, *_seated(returns, order), cells)
+
+
+def _square(
+    found: Match, title: str, rows: Sequence[int], columns: Sequence[int], cells: Sequence[Sequence[str]]
+) -> Table:
+    """A table of some players against some."""
+    ranks = _ranks(_order(found))
+    listed = [[ranks[one], one_line(found.players[one].name), *(cells[one][two] for two in columns)] for one in rows]
+    return Table(["", "player", *(ranks[two] for two in columns)], listed, title, numbers_from=2)
 
 
 def _order(found: Match) -> list[int]:
@@ -170,7 +153,7 @@ def _seated(cells: Sequence[Sequence[object | None]], order: Sequence[int]) -> t
     return rows, [two for two in order if any(row[two] is not None for row in cells)]
 
 
-def _players(found: Match, order: Sequence[int], sides: Iterable[str]) -> tuple[list[str], list[list[str]]]:
+def _players(found: Match, order: Sequence[int], sides: Iterable[str]) -> Table:
     """The players with their ratings, and their mean returns on some sides."""
     rated = any(each.rating is not None for each in found.players)
     head = ["", "player", *(["rating", "95 %", "points %"] if rated else [])]
@@ -178,7 +161,7 @@ def _players(found: Match, order: Sequence[int], sides: Iterable[str]) -> tuple[
     rows = []
     for place, rank in _ranks(order).items():
         player = found.players[place]
-        row = [rank, player.name]
+        row = [rank, one_line(player.name)]
         if rated and player.rating is not None:
             low, high = player.rating.ci95
             met = [cell for cell in found.points[place] if cell is not None]
@@ -190,11 +173,14 @@ def _players(found: Match, order: Sequence[int], sides: Iterable[str]) -> tuple[
         for side in sides:
             row += [_mean(player.own.get(side), True), _mean(player.against_others.get(side), True)]
         rows.append(row)
-    return head, rows
+    return Table(head, rows, numbers_from=2)
 
 
-def _share(share: float, ci95: tuple[float, float], intervals: bool) -> str:
-    return f"{100 * share:.0f} ({100 * ci95[0]:.0f} to {100 * ci95[1]:.0f})" if intervals else f"{100 * share:.0f}"
+def _share(points: Points | None, intervals: bool) -> str:
+    if points is None:
+        return ""
+    interval = f" ({100 * points.ci95[0]:.0f} to {100 * points.ci95[1]:.0f})" if intervals else ""
+    return f"{100 * points.share:.0f}{interval}"
 
 
 def _mean(stats: SampleStats | None, intervals: bool) -> str:
@@ -209,14 +195,14 @@ def _mean(stats: SampleStats | None, intervals: bool) -> str:
 
 def players(found: Match) -> list[Html]:
     """The table of players, and what was found in words."""
-    head, rows = _players(found, _order(found), found.sides)
+    table = _players(found, _order(found), found.sides)
     explained = (
         "Ratings are on Elo's scale: with 400 more, a player wins ten times as often as it loses; the mean is 0. "
-        if "rating" in head
+        if "rating" in table.head
         else ""
     ) + "Own: mean return of a side where the player takes all sides; others: where others take the other sides."
     lines = [_how(found), *sentences(found), *(f"Note: {line}" for line in found.notes)]
-    return [table(rows, head), note(explained), *map(note, lines)]
+    return [table.html(), note(explained), *map(note, lines)]
 
 
 def sections(page: Page, found: Match) -> Iterator[tuple[str, list[Html]]]:
@@ -231,7 +217,7 @@ def sections(page: Page, found: Match) -> Iterator[tuple[str, list[Html]]]:
         shares = [[None if cell is None else 100 * cell.share for cell in row] for row in found.points]
         hints = [
             [
-                f"{_share(cell.share, cell.ci95, True)} %<br>{cell.won} won, {cell.drawn} drawn, {cell.lost} lost"
+                f"{_share(cell, True)} %<br>{cell.won} won, {cell.drawn} drawn, {cell.lost} lost"
                 if cell is not None
                 else ""
                 for cell in row

@@ -437,7 +437,8 @@ def _points(won: Array | None) -> Points | None:
     stats = share_stats(values)
     if stats.mean is None or stats.ci95 is None:
         return None
-    return Points(*map(values.count, OUTCOMES.values()), stats.mean, stats.ci95)
+    n_won, drawn, lost = map(values.count, OUTCOMES.values())
+    return Points(n_won, drawn, lost, stats.mean, stats.ci95)
 
 
 def _cycles(players: Sequence[Entrant], points: Sequence[Sequence[Points | None]]) -> list[Cycle]:

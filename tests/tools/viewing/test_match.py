@@ -125,10 +125,10 @@ def test_the_stronger_player_wins_on_both_sides_and_is_rated_higher() -> None:
     assert found.opposed == "the agents' returns oppose each other: their sum is always about 0"
     assert found.unfair is None
     assert found.cycles == []
-    (_, _, rows), (_, head, points_rows) = tables(found, intervals=False)
-    assert [(row[0], row[1]) for row in rows] == [("1", "strong"), ("2", "middle"), ("3", "weak")]
-    assert head[2:] == ["1", "2", "3"]
-    assert points_rows[0] == ["1", "strong", "", "100", "100"]
+    of_players, of_points = tables(found, intervals=False)
+    assert [(row[0], row[1]) for row in of_players.rows] == [("1", "strong"), ("2", "middle"), ("3", "weak")]
+    assert of_points.head[2:] == ["1", "2", "3"]
+    assert of_points.rows[0] == ["1", "strong", "", "100", "100"]
 
 
 def test_the_same_return_has_the_same_colour_in_all_heat_maps(tmp_path: Path) -> None:
