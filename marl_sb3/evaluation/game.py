@@ -28,9 +28,8 @@ from marl_sb3.errors import ConfigError, EnvError, MarlSb3Error, described
 from marl_sb3.evaluation.board import board_of, names_of_actions, names_of_cells
 from marl_sb3.evaluation.opponents import RANDOM, Rival, bundle_of, misfit
 from marl_sb3.evaluation.pairing import Pairing
-from marl_sb3.evaluation.played import Seat
+from marl_sb3.evaluation.played import Scoreboard, Seat
 from marl_sb3.evaluation.playing import require_same_agents, seats_of, seed_generators
-from marl_sb3.evaluation.score import Scoreboard
 from marl_sb3.evaluation.search import searching
 from marl_sb3.evaluation.viewed_env import ViewedEnv
 from marl_sb3.types import AgentID, Array, BoolArray
@@ -107,6 +106,7 @@ class Game:
     persons: dict[AgentID, Array | None]
     policies: PolicyBundle  # of the checkpoint that `begin` was asked for
     against: str  # the name of the rival; empty if there is none
+    their_checkpoint: str | None  # of the rival's policies; None if it plays by none, or they are of no checkpoint
     players: dict[AgentID, str]  # the names of who plays
     episode: int  # its number, from 1
     step: int  # env steps since its start
@@ -205,6 +205,7 @@ class Game:
         if not is_here:
             self.score = Scoreboard(takes_turns=self.viewed.takes_turns, opposed=self.plan.opposed)
         self.policies, self._pairing, self._seats = loaded
+        self.their_checkpoint = getattr(self._pairing.theirs, "checkpoint", None)
         self._asked, self.against = (checkpoint, against), against
 
     def _loaded(self, checkpoint: str | None, against: str) -> tuple[PolicyBundle, Pairing, list[Sequence[AgentID]]]:
@@ -301,11 +302,6 @@ class Game:
             raise
 
     # --- Who plays ---------------------------------------------------------------------------------------------------
-
-    @property
-    def their_checkpoint(self) -> str | None:
-        """Name of the checkpoint of the rival's policies; None if it plays by none, or they are of no checkpoint."""
-        return None if self._pairing.theirs is None else self._pairing.theirs.checkpoint
 
     def _others(self, agents: Collection[AgentID]) -> Seat:
         return tuple(agent for agent in self.env.agents if agent not in agents)

@@ -65,7 +65,7 @@ class HasBundle(Protocol):
 
 # Players of known games, by name: a class of your own can be added, or the place of one.
 OPPONENTS: Door[type[Opponent]] = Door("opponent")
-_MINIMAX = ("Greedy", "Minimax2", "Minimax4", "Lines2", "Lines3", "Lines4", "Perfect", "Sparring")
+_MINIMAX = ("Greedy", "Minimax2", "Minimax4", "Lines2", "Perfect", "Sparring")
 for _class in (*_MINIMAX, "MCTS10", "MCTS100", "MCTS1000"):
     OPPONENTS.add(_class.lower(), f"marl_sb3.evaluation.board_players:{_class}")
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.core.acting.actor import ActingWatcher
-from marl_sb3.core.config.values import EXTERNAL, counted
+from marl_sb3.core.config.values import counted
 from marl_sb3.core.metrics.statistics import SampleStats, sample_stats, share_stats
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.make import make_vec_env
-from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.game import GamePlan
 from marl_sb3.evaluation.opponents import opponent_name
 from marl_sb3.evaluation.played import Played, Seat, outcomes, seat_name
@@ -24,7 +23,7 @@ from marl_sb3.extensions.display.tables import SUM_ROW, Samples, progress_bars, 
 from marl_sb3.extensions.display.text import one_line
 from marl_sb3.files.paths import as_path
 from marl_sb3.runs.building import env_of, make_envs
-from marl_sb3.runs.rivals import short_name
+from marl_sb3.runs.rivals import require_playable, short_name
 from marl_sb3.runs.run import SavedRun
 
 if TYPE_CHECKING:
@@ -79,7 +78,9 @@ class EvaluatedRun:
             how = f"against {one_line(opponent_name(plan.against))}, each seat {how}"
         for line in filter(None, (f"{self.folder}, {self.checkpoint}: {how}", self.checkpoint_why)):
             console.print(line, soft_wrap=True)
-        console.print(samples_table(samples_of(self.played), console.width, bold=SUM))
+        names = next(iter(self.played.values())).metrics["custom_metrics"]
+        custom = [name.removesuffix("_mean") for name in names if name.endswith("_mean")]
+        console.print(samples_table(samples_of(self.played, custom), console.width, bold=SUM))
         for hint in self.hints:
             console.print(hint, soft_wrap=True)
         if self.video is not None:
@@ -159,9 +160,7 @@ def game_plan(run: SavedRun, deterministic: bool | None = None, seed: int | None
     Raises:
         ConfigError: clients step the env of the run.
     """
-    if run.config.env == EXTERNAL:
-        words = "clients step the env of this run, so that no episode can be played in it"
-        raise ConfigError(f"{words}; accepted: another env with the same agents and spaces, as --env (env=)")
+    require_playable(run.config)
     plan = EvaluationPlan.of_run(run.config, 1, deterministic, seed)
     opposed = run.files.checkpoints.opposed() is not None
     (made_of, settings), name = env_of(run.config), short_name(run.at or run.files.shown)
@@ -184,12 +183,12 @@ def _figures(played: Mapping[Seat, Played]) -> dict[str, Any]:
     return of_seats[""] if () in played else {"seats": of_seats}
 
 
-def samples_of(played: Mapping[Seat, Played], most_agents: int | None = None, *, custom: bool = True) -> Samples:
+def samples_of(played: Mapping[Seat, Played], custom: Sequence[str] = (), most_agents: int | None = None) -> Samples:
     """Return the rows of a table of episodes: returns and lengths, and with an opponent the shares of outcomes.
 
     Args:
-        most_agents: how many of the agents have a row; None: all.
-        custom: whether custom metrics have one, where there is no opponent.
+        custom: the custom metrics that have a row, where there is no opponent.
+        most_agents: how many of the agents have one; None: all.
     """
     found, rows = outcomes(played), list[tuple[str, Sequence[float] | SampleStats]]()
     for seat, each in played.items():
@@ -198,5 +197,5 @@ def samples_of(played: Mapping[Seat, Played], most_agents: int | None = None, *,
         rows += [(f"{of}return of {agent}", each.agent_returns(agent)) for agent in (seat or each.agents)[:most_agents]]
         rows += [] if seat else [(SUM, each.returns())]
         rows.append((f"{of}episode length", each.lengths()))
-        rows += [(name, each.custom(name)) for name in each.custom_names if custom and not seat]
+        rows += [] if seat else [(name, each.custom(name)) for name in custom]
     return rows

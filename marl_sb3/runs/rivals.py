@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.core.config.values import EXTERNAL
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.errors import CheckpointError, ConfigError, shown
 from marl_sb3.evaluation.opponents import OPPONENTS, RANDOM, Rival, is_code, of_policy
@@ -21,10 +22,22 @@ from marl_sb3.files.atomic import UNFINISHED
 from marl_sb3.files.regular import require_folder
 from marl_sb3.runs.folder import LEAGUE, Member, RunFolder, find_run, members_of, run_around
 from marl_sb3.runs.run import SavedRun
+from marl_sb3.runs.schema import TrainConfig
 
 _LONGEST_NAME = 32  # of longer paths, the last part is shown
 _CODE = f"{RANDOM}, {', '.join(OPPONENTS.names())}, or MODULE:CLASS"
 _ACCEPTED = f"a run folder, a checkpoint, a member of a league, {_CODE}"
+
+
+def require_playable(config: TrainConfig, where: str = "") -> None:
+    """Refuse the configuration of a run whose env cannot be made, since clients step it.
+
+    Args:
+        where: said first in the message.
+    """
+    if config.env == EXTERNAL:
+        words = f"{where}clients step the env of this run, so that no episode can be played in it"
+        raise ConfigError(f"{words}; accepted: --env ENV (env=) with the same agents and spaces", key="env")
 
 
 def player_at(run: SavedRun, path: str | Path, env: MultiAgentVecEnv) -> PolicyBundle:

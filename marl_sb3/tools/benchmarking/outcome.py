@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from marl_sb3.core.metrics.statistics import bootstrap_interval, interquartile_mean
-from marl_sb3.evaluation.score import OUTCOMES
+from marl_sb3.evaluation.played import OUTCOMES
 from marl_sb3.extensions.display.page import Page, note
 from marl_sb3.extensions.display.tables import Table
 from marl_sb3.extensions.display.text import duration, number

@@ -159,12 +159,12 @@ class Measured:
     @classmethod
     def of(cls, played: EvaluatedRun, at_random: Played | None, film: str | None) -> Measured:
         """Compare the policies with random agents: against them by side, or with their episodes, `at_random`."""
-        ours = dict(samples_of(played.played, _MOST_AGENTS, custom=False))
+        ours = dict(samples_of(played.played, most_agents=_MOST_AGENTS))
         how, plan = f"{played.plan.in_words()}.", played.plan
         if at_random is None:
             rows = [(name, _stats(values), None) for name, values in ours.items()]
             return cls(rows, f"Against random agents, each side {how}", plan, film)
-        theirs = dict(samples_of({(): at_random}, _MOST_AGENTS, custom=False))
+        theirs = dict(samples_of({(): at_random}, most_agents=_MOST_AGENTS))
         names = [SUM, *(name for name in ours if name != SUM)] if len(at_random.agents) > 1 else [SUM, "episode length"]
         return cls([(name, _stats(ours[name]), _stats(theirs[name])) for name in names], how, plan, film)
 

@@ -112,54 +112,48 @@ def _side(name: str) -> str:
 
 def tables(found: Match, *, intervals: bool) -> Iterator[Table]:
     """The tables of a match: the players, the strongest first; points; where these do not tell all, mean returns."""
-    order = _order(found)
     shows_returns = found.opposed is None or found.unfair is not None
-    yield _players(found, order, found.sides if shows_returns else ())
+    yield _players(found, found.sides if shows_returns else ())
     if found.opposed is not None:
         cells = [[_share(cell, intervals) for cell in row] for row in found.points]
-        yield _square(found, "points of the row against the column, %", order, order, cells)
+        yield _square(found, "points of the row against the column, %", found.points, cells)
     if not shows_returns:
         return
     others = "the other side" if len(found.sides) == 2 else "all other sides"
     for side, returns in found.returns.items():
         title = f"mean return of {_side(side)}: the row plays it, the column {others}"
-        cells = [[_mean(stats, intervals) for stats in row] for row in returns]
-        yield _square(found, title, *_seated(returns, order), cells)
+        yield _square(found, title, returns, [[_mean(stats, intervals) for stats in row] for row in returns])
 
 
 def _square(
-    found: Match, title: str, rows: Sequence[int], columns: Sequence[int], cells: Sequence[Sequence[str]]
+    found: Match, title: str, values: Sequence[Sequence[object | None]], cells: Sequence[Sequence[str]]
 ) -> Table:
-    """A table of some players against some."""
-    ranks = _ranks(_order(found))
+    """A table of players against players."""
+    (rows, columns), ranks = _seated(found, values), _ranks(found)
     listed = [[ranks[one], one_line(found.players[one].name), *(cells[one][two] for two in columns)] for one in rows]
     return Table(["", "player", *(ranks[two] for two in columns)], listed, title, numbers_from=2)
 
 
-def _order(found: Match) -> list[int]:
-    """The players, the strongest first; those without a rating in the order in which they were given."""
+def _ranks(found: Match) -> dict[int, str]:
+    """The numbers of the players in all tables, in their order: 1 is the strongest; those without a rating follow."""
     ratings = [-np.inf if each.rating is None else each.rating.rating for each in found.players]
-    return sorted(range(len(ratings)), key=lambda place: -ratings[place])
-
-
-def _ranks(order: Sequence[int]) -> dict[int, str]:
-    """The numbers of the players in all tables: 1 is the strongest."""
+    order = sorted(range(len(ratings)), key=lambda place: -ratings[place])
     return {place: str(rank) for rank, place in enumerate(order, start=1)}
 
 
-def _seated(cells: Sequence[Sequence[object | None]], order: Sequence[int]) -> tuple[list[int], list[int]]:
+def _seated(found: Match, cells: Sequence[Sequence[object | None]]) -> tuple[list[int], list[int]]:
     """The rows and the columns of a table that have a value: some players cannot take each side."""
-    rows = [one for one in order if any(cell is not None for cell in cells[one])]
-    return rows, [two for two in order if any(row[two] is not None for row in cells)]
+    rows = [one for one in _ranks(found) if any(cell is not None for cell in cells[one])]
+    return rows, [two for two in _ranks(found) if any(row[two] is not None for row in cells)]
 
 
-def _players(found: Match, order: Sequence[int], sides: Iterable[str]) -> Table:
+def _players(found: Match, sides: Iterable[str]) -> Table:
     """The players with their ratings, and their mean returns on some sides."""
     rated = any(each.rating is not None for each in found.players)
     head = ["", "player", *(["rating", "95 %", "points %"] if rated else [])]
     head += [f"{_side(side)}, {what}" for side in sides for what in ("own", "others")]
     rows = []
-    for place, rank in _ranks(order).items():
+    for place, rank in _ranks(found).items():
         player = found.players[place]
         row = [rank, one_line(player.name)]
         if rated and player.rating is not None:
@@ -195,7 +189,7 @@ def _mean(stats: SampleStats | None, intervals: bool) -> str:
 
 def players(found: Match) -> list[Html]:
     """The table of players, and what was found in words."""
-    table = _players(found, _order(found), found.sides)
+    table = _players(found, found.sides)
     explained = (
         "Ratings are on Elo's scale: with 400 more, a player wins ten times as often as it loses; the mean is 0. "
         if "rating" in table.head
@@ -207,7 +201,6 @@ def players(found: Match) -> list[Html]:
 
 def sections(page: Page, found: Match) -> Iterator[tuple[str, list[Html]]]:
     """The sections of a page about a match: the players, how runs became better, and heat maps."""
-    order = _order(found)
     yield "Players", players(found)
     progress = _progress(found)
     if progress.panels:
@@ -225,7 +218,7 @@ def sections(page: Page, found: Match) -> Iterator[tuple[str, list[Html]]]:
             for row in found.points
         ]
         look = _look(0.0, 100.0, 0, "points, %; white: even")
-        yield "Points of the row against the column, %", [_heat_map(page, found, order, shares, hints, look)]
+        yield "Points of the row against the column, %", [_heat_map(page, found, shares, hints, look)]
     means = {
         side: [[None if stats is None else stats.mean for stats in row] for row in returns]
         for side, returns in found.returns.items()
@@ -237,7 +230,7 @@ def sections(page: Page, found: Match) -> Iterator[tuple[str, list[Html]]]:
     for side, returns in found.returns.items():
         texts = [[_mean(stats, True) for stats in row] for row in returns]
         text = "The row plays it, the column the others. On the diagonal a player plays with itself."
-        heat_map = _heat_map(page, found, order, means[side], texts, look)
+        heat_map = _heat_map(page, found, means[side], texts, look)
         yield f"Mean return of {_side(side)}", [heat_map, note(text)]
 
 
@@ -252,7 +245,6 @@ def _look(low: float, high: float, digits: int, legend: str) -> dict[str, Any]:
 def _heat_map(
     page: Page,
     found: Match,
-    order: Sequence[int],
     values: Sequence[Sequence[float | None]],
     hints: Sequence[Sequence[str]],
     look: Mapping[str, Any],
@@ -260,8 +252,8 @@ def _heat_map(
     from plotly.graph_objects import Figure as Drawing
     from plotly.graph_objects import Heatmap
 
-    rows, columns = _seated(values, order)
-    ranks, names = _ranks(order), [player.name for player in found.players]
+    rows, columns = _seated(found, values)
+    ranks, names = _ranks(found), [player.name for player in found.players]
     names = [name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}" for name in names]
     heat = Heatmap(
         z=[[values[one][two] for two in columns] for one in rows],

@@ -23,8 +23,8 @@ from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.envs.finding import named_factory
 from marl_sb3.errors import ConfigError, shown
 from marl_sb3.evaluation.opponents import Code, bundle_of, opponent_name
+from marl_sb3.evaluation.played import OUTCOMES, mean_returns, oppose, points
 from marl_sb3.evaluation.playing import EvaluationPlan, play
-from marl_sb3.evaluation.score import OUTCOMES, mean_returns, oppose, points
 from marl_sb3.evaluation.search import searching
 from marl_sb3.extensions.display.tables import progress_bars
 from marl_sb3.results.rating import Rating, ratings

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from marl_sb3.core.acting.by_agent import PolicyBundle
-from marl_sb3.core.config.values import EXTERNAL
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.errors import ConfigError, shown
 from marl_sb3.evaluation.opponents import Against, bundle_of, combine_policies, misfit, opponent_name, opponents_of
@@ -16,7 +15,7 @@ from marl_sb3.evaluation.played import seat_name
 from marl_sb3.extensions.store.checkpoint_format import MANIFEST
 from marl_sb3.extensions.store.load import load_policies
 from marl_sb3.runs.folder import LEAGUE, members_of, run_around
-from marl_sb3.runs.rivals import player_at
+from marl_sb3.runs.rivals import player_at, require_playable
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.runs.settings import load_config
@@ -71,9 +70,7 @@ def game_of(runs: Mapping[Path, SavedRun], env: str | None) -> tuple[TrainConfig
             raise ConfigError(words, key="env")
         return load_config(env), []
     (first_path, first), *others = ((path, run.config) for path, run in runs.items())
-    if first.env == EXTERNAL:
-        words = "clients step the env of this run, so that no episode can be played in it"
-        raise ConfigError(f"{first_path}: {words}; accepted: --env ENV, with the same agents and spaces", key="env")
+    require_playable(first, f"{first_path}: ")
     notes = []
     for path, config in others:
         if config.env != first.env:

@@ -54,13 +54,14 @@ class Watched:
 
     def _samples(self) -> Samples:
         """Return the rows of the table. Against an opponent, there is a row for each player and agent."""
+        custom = list(dict.fromkeys(name for episode in self.played.episodes for name in episode.custom))
         if not self.against:
-            return samples_of({(): self.played})
+            return samples_of({(): self.played}, custom)
         by_player: dict[str, list[float]] = {}
         for episode in self.played.episodes:
             for agent, paid in episode.agent_returns.items():
                 by_player.setdefault(f"{episode.policy_of[agent]} as {agent}", []).append(paid)
-        return [*sorted(by_player.items()), *samples_of({(): self.played}, 0)]
+        return [*sorted(by_player.items()), *samples_of({(): self.played}, custom, 0)]
 
 
 def watch(
