@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
-from marl_sb3.core.acting.actor import Acted
+from marl_sb3.core.acting.actor import Acted, ActingWatcher
 from marl_sb3.core.metrics.episodes import Episode
 from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.vec_env.step import VecStep
@@ -209,18 +210,18 @@ class Scoreboard:
 # --- Whether episodes are alike --------------------------------------------------------------------------------------
 
 
-class EpisodeDigests:
-    """An `ActingWatcher` that finds out whether episodes are one and the same: what agents see, do and are paid."""
+class EpisodeDigests(ActingWatcher):
+    """Finds out whether episodes are one and the same: what agents see, do and are paid."""
 
     def __init__(self) -> None:
         self.finished = set[int]()  # the digests of the episodes that have ended
 
+    @override
     def begin_episodes(self, step: VecStep) -> None:
-        """See `ActingWatcher.begin_episodes`."""
         self._running = [0] * len(step.to_act)
 
+    @override
     def before_step(self, step: VecStep, acted: Mapping[PolicyID, Acted], actions: Sequence[Array]) -> None:
-        """See `ActingWatcher.before_step`."""
         self._add(*step.observations, *actions)
 
     def _add(self, *groups: Any) -> None:
@@ -232,8 +233,8 @@ class EpisodeDigests:
                 for env_index, digest in enumerate(self._running):
                     self._running[env_index] = zlib.crc32(array[env_index].tobytes(), digest)
 
+    @override
     def after_step(self, step: VecStep) -> None:
-        """See `ActingWatcher.after_step`."""
         self._add(step.rewards, step.terminated, step.truncated)
         for (env_index, _), seen in sorted(step.final_observations.items(), key=itemgetter(0)):
             for array in seen.values() if isinstance(seen, dict) else (seen,):
@@ -241,6 +242,3 @@ class EpisodeDigests:
         for env_index in np.flatnonzero(step.episode_done).tolist():
             self.finished.add(self._running[env_index])
             self._running[env_index] = 0
-
-    def restart_envs(self, env_indices: Sequence[int]) -> None:
-        """See `ActingWatcher.restart_envs`; evaluations restore no episodes."""

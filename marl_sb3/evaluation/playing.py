@@ -133,7 +133,8 @@ def play(
     if pairing.theirs is not None:
         require_same_agents(pairing.theirs, env, None if acting is None else others)
     tracker = _tracker(bundle, env, n_episodes if n_env_steps is None else n_env_steps + env.num_envs, ours)
-    counted, digests = list[Episode](), EpisodeDigests()
+    counted = list[Episode]()
+    digests = EpisodeDigests()  # type: ignore[abstract]  # hooks without a body do nothing
     with preserve_training_state(pairing.theirs or bundle), preserve_training_state(bundle, seed):
         for trained in (algo, against):
             if isinstance(trained, MultiAgentAlgorithm) and env is trained.env:

@@ -19,7 +19,7 @@ from marl_sb3.evaluation.played import Played, Seat, outcomes, seat_name
 from marl_sb3.evaluation.playing import EvaluationPlan, episodes_of_env, play_seats, seats_of
 from marl_sb3.extensions.data.recorder import recorder_of
 from marl_sb3.extensions.display.screen import standard_console
-from marl_sb3.extensions.display.tables import SUM_ROW, Samples, progress_bars, samples_table
+from marl_sb3.extensions.display.tables import SUM_ROW, progress_bars, samples_table
 from marl_sb3.extensions.display.text import one_line
 from marl_sb3.files.paths import as_path
 from marl_sb3.runs.building import env_of, make_envs
@@ -183,19 +183,22 @@ def _figures(played: Mapping[Seat, Played]) -> dict[str, Any]:
     return of_seats[""] if () in played else {"seats": of_seats}
 
 
-def samples_of(played: Mapping[Seat, Played], custom: Sequence[str] = (), most_agents: int | None = None) -> Samples:
+def samples_of(
+    played: Mapping[Seat, Played], custom: Sequence[str] = (), most_agents: int | None = None
+) -> list[tuple[str, SampleStats]]:
     """Return the rows of a table of episodes: returns and lengths, and with an opponent the shares of outcomes.
 
     Args:
         custom: the custom metrics that have a row, where there is no opponent.
         most_agents: how many of the agents have one; None: all.
     """
-    found, rows = outcomes(played), list[tuple[str, Sequence[float] | SampleStats]]()
+    found, rows = outcomes(played), list[tuple[str, SampleStats]]()
     for seat, each in played.items():
         of = f"{seat_name(seat)}: " if seat else ""
         rows += [(f"{of}{outcome}", share_stats(values)) for outcome, values in found.get(seat, {}).items()]
-        rows += [(f"{of}return of {agent}", each.agent_returns(agent)) for agent in (seat or each.agents)[:most_agents]]
-        rows += [] if seat else [(SUM, each.returns())]
-        rows.append((f"{of}episode length", each.lengths()))
-        rows += [] if seat else [(name, each.custom(name)) for name in custom]
+        values = {f"{of}return of {agent}": each.agent_returns(agent) for agent in (seat or each.agents)[:most_agents]}
+        values |= {} if seat else {SUM: each.returns()}
+        values[f"{of}episode length"] = [float(length) for length in each.lengths()]
+        values |= {} if seat else {name: each.custom(name) for name in custom}
+        rows += [(name, sample_stats(of_episodes)) for name, of_episodes in values.items()]
     return rows

@@ -51,12 +51,6 @@ def player_at(run: SavedRun, path: str | Path, env: MultiAgentVecEnv) -> PolicyB
     return bundle if own is None else replace(of_policy(bundle, own), checkpoint=bundle.checkpoint)
 
 
-def _opened(folder: Path) -> SavedRun:
-    """Open a run whose env is not made here, and leave the settings of the process to the run that it plays against."""
-    files = RunFolder(find_run(folder))
-    return SavedRun(files, files.read_config(makes_env=False).changed({"device": "cpu"}, source=str(folder)))
-
-
 def short_name(path: str | Path) -> str:
     """Return what a run or a checkpoint is called on a picture."""
     text = str(path).rstrip("/")
@@ -84,7 +78,10 @@ def rival_of(who: str, run: SavedRun, env: str | None = None, copy: Path | None 
     around = run_around(path)
     if around is None and (path / MANIFEST).exists():  # of an algorithm, without a run
         return Rival(short_name(who), partial(load_policies, path, None, None, "cpu"))
-    other = _opened(path if around is None else around)
+    files = RunFolder(find_run(path if around is None else around))
+    # Its env is not made here, and the settings of the process are those of the run that it plays against.
+    settings = files.read_config(makes_env=False).changed({"device": "cpu"}, source=str(path))
+    other = SavedRun(files, settings)
     if env is None and other.config.env != run.config.env:
         words = f"{who} is a run of {shown(other.config.env)}, {run.files.shown} one of {shown(run.config.env)}"
         raise ConfigError(

@@ -18,7 +18,7 @@ from typing import Any
 
 from marl_sb3.core.config.values import EXTERNAL
 from marl_sb3.core.metrics.names import flatten
-from marl_sb3.core.metrics.statistics import SampleStats, sample_stats
+from marl_sb3.core.metrics.statistics import SampleStats
 from marl_sb3.core.state.checkpoint import Checkpoint
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import ConfigError, EnvError
@@ -162,11 +162,11 @@ class Measured:
         ours = dict(samples_of(played.played, most_agents=_MOST_AGENTS))
         how, plan = f"{played.plan.in_words()}.", played.plan
         if at_random is None:
-            rows = [(name, _stats(values), None) for name, values in ours.items()]
+            rows = [(name, stats, None) for name, stats in ours.items()]
             return cls(rows, f"Against random agents, each side {how}", plan, film)
         theirs = dict(samples_of({(): at_random}, most_agents=_MOST_AGENTS))
         names = [SUM, *(name for name in ours if name != SUM)] if len(at_random.agents) > 1 else [SUM, "episode length"]
-        return cls([(name, _stats(ours[name]), _stats(theirs[name])) for name in names], how, plan, film)
+        return cls([(name, ours[name], theirs[name]) for name in names], how, plan, film)
 
     @classmethod
     def of_training(cls, metrics: Mapping[str, Any]) -> Measured:
@@ -175,10 +175,6 @@ class Measured:
         found = {name: metrics[key] for key, name in names.items() if metrics.get(key) is not None}
         rows = [(name, SampleStats(0, value, None, None, None, None), None) for name, value in found.items()]
         return cls(rows, "The latest episodes of the training, in which policies explore; none were played apart.")
-
-
-def _stats(values: SampleStats | Sequence[float]) -> SampleStats:
-    return values if isinstance(values, SampleStats) else sample_stats(values)
 
 
 def cardmarkdown_text(
