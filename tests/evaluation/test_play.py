@@ -169,7 +169,9 @@ def test_policies_alone_play_as_with_their_training(tmp_path: Path) -> None:
     alone = replace(load_policies(tmp_path / "saved", device="cpu"), custom_metrics=metrics)
     of_training, of_policies = (without_clock(evaluate_policies(each, env, 4, seed=5)) for each in (algorithm, alone))
     assert of_policies == of_training
-    assert without_clock(evaluate_policies(algorithm.bundle(), env, 4, seed=5)) == of_training
+    loaded = MultiAgentAlgorithm.load(tmp_path / "saved", make_vec_env(ScriptedEnv))
+    for each in (algorithm.bundle(), replace(loaded.bundle(), custom_metrics=metrics)):
+        assert without_clock(evaluate_policies(each, env, 4, seed=5)) == of_training
     assert without_clock(evaluate_policies(algorithm, env, 4, deterministic=False, seed=5)) == of_training
     assert "custom_metrics/reward_mean" in of_training
 
