@@ -80,6 +80,17 @@ def test_a_training_without_a_seed_has_equal_evaluations_too() -> None:
     assert (first, second) == (third, fourth)
 
 
+def test_actions_are_the_most_likely_ones_unless_sampled_ones_are_wanted() -> None:
+    def arena() -> MultiAgentVecEnv:
+        return make_vec_env("arena", n_envs=2)
+
+    likely, again, sampled, sampled_again = (
+        without_clock(learn(EvaluationCallback(arena, 1, 4, **options), iterations=1, env="arena")[0]["evaluation"])
+        for options in ({}, {"deterministic": True}, {"deterministic": False}, {"deterministic": False})
+    )
+    assert likely == again != sampled == sampled_again
+
+
 # Where the numbers go
 
 
