@@ -67,15 +67,6 @@ def test_figures_are_those_of_the_library(run_folder: Path, capsys: pytest.Captu
     assert found["episode_return"]["max"] == pytest.approx(expected["episode_return_max"])
 
 
-def test_the_same_command_repeats_its_episodes(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = [run_folder, "--episodes", 5, "--stochastic"]
-    one, again, other = (shown(capsys, *options, *seed) for seed in ([], [], ["--seed", 3]))
-    assert without_clock(one) == without_clock(again)
-    assert without_clock(one) != without_clock(other)
-    assert one["deterministic"] is False
-    assert shown(capsys, run_folder, "--episodes", 5, "--deterministic")["episode_return"] != one["episode_return"]
-
-
 @pytest.mark.parametrize(
     ("option", "deterministic", "words"),
     [
@@ -102,17 +93,6 @@ def test_actions_are_those_of_the_run_unless_an_option_says_otherwise(
     assert f"1 episode in 1 env, {words}, seed" in capsys.readouterr().out
 
 
-def test_policies_that_are_loaded_evaluate_as_their_run(run_folder: Path) -> None:
-    checkpoint = run_folder / "checkpoints" / "ckpt-000004"
-    loaded = marl_sb3.MultiAgentAlgorithm.load(checkpoint, marl_sb3.make_vec_env("arena", n_envs=3, max_timesteps=9))
-    env = marl_sb3.make_vec_env("arena", n_envs=2, max_timesteps=9)
-    sampled, likeliest, default = (
-        without_clock(evaluate_policies(loaded, env, 6, deterministic, seed=5)) for deterministic in (False, True, None)
-    )
-    assert default == sampled
-    assert default != likeliest
-
-
 def test_a_checkpoint_can_be_chosen(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = [shown(capsys, run_folder, "--checkpoint", which)["checkpoint"] for which in ("latest", "3")]
     assert found == ["ckpt-000004", "ckpt-000003"]
@@ -129,10 +109,6 @@ def test_an_env_is_its_newest_run(run_folder: Path, in_tmp: Path, capsys: pytest
     shutil.copytree(run_folder, in_tmp / "runs" / "sisl_pursuit-v5" / "one")
     assert main(["sisl/pursuit-v5", "--episodes", "1", "--json"]) == 0
     assert capsys.readouterr().err == "newest run in sisl/pursuit-v5: runs/sisl_pursuit-v5/one\n"
-
-
-def test_the_env_is_that_of_the_run(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, run_folder, "--episodes", 2)["env_runners"]["episode_len_mean"] == 9.0
 
 
 def test_an_unknown_setting_of_the_run_is_named_with_its_file(run_folder: Path, in_tmp: Path, capsys: Any) -> None:

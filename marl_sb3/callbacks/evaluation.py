@@ -45,7 +45,7 @@ class EvaluationCallback(MultiAgentCallback):
         interval: iterations, or env steps, between evaluations.
         duration: length of an evaluation.
         duration_unit: unit of the duration: `episodes`, or `timesteps` (env steps, which favours short episodes; see
-            `play_episodes`).
+            `play`).
         deterministic: the most likely actions (True) or sampled ones (False), or a mapping from policy ids to these;
             None: the algorithm's `evaluation_deterministic` decides.
         seed: seed of the episodes and the actions. None: it follows from the seed of the training.

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
-from itertools import groupby
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -99,7 +99,7 @@ def main(
         raise
     files = write_outcome(benchmark, curves, out)
     if not quiet:
-        _print_table(benchmark)
+        _print_tables(benchmark)
         for path in files:
             say(str(benchmark.shown / path.relative_to(benchmark.folder)))
         if out is not None:
@@ -118,29 +118,18 @@ def _say(line: str) -> None:
     standard_console().print(line, soft_wrap=True, markup=False, highlight=False)
 
 
-def _print_table(benchmark: "Benchmark") -> None:
+def _print_tables(benchmark: "Benchmark") -> None:
     """Print a table for each env, and what has failed."""
-    from rich.table import Table
-    from rich.text import Text
-
     from marl_sb3.extensions.display.screen import standard_console
-    from marl_sb3.tools.benchmarking.outcome import HEAD, how_it_ended, rows
+    from marl_sb3.tools.benchmarking.outcome import HEAD, how_it_ended, tables
 
     place = HEAD.index("measured")
-    for env, of_env in groupby(rows(benchmark), key=lambda row: row[0]):
-        lines = list(of_env)
-        measured = {line[place] for line in lines} - {"-"}
-        one = measured.pop() if len(measured) == 1 else None
+    for table in tables(benchmark):
+        measured = {row[place] for row in table.rows} - {"-"}
         several = ("algorithm", "measured", "IQM (95 %)", "random")  # the rest is in table.md
         single = [name for name in HEAD if name not in ("env", "measured", "env steps/s")]
-        columns = [HEAD.index(name) for name in (several if one is None else single)]
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in columns:
-            table.add_column(HEAD[column], overflow="fold")  # a number that is cut is another number
-        for line in lines:
-            table.add_row(*(Text(line[column]) for column in columns))
-        _say(f"\n{env}" if one is None else f"\n{env}: {one}")
-        standard_console().print(table)
+        _say(f"\n{table.title}: {measured.pop()}" if (is_one := len(measured) == 1) else f"\n{table.title}")
+        replace(table.columns(single if is_one else several), title="").print(standard_console())
     for training in benchmark.trainings:
         if training.failure_file.exists():
             _say(how_it_ended(training))

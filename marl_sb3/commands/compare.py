@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from marl_sb3.cli import EXIT_DONE, Section, Verbosity, command
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from marl_sb3.tools.viewing.comparison import Comparison
 
 _LONGEST_WHOLE = 40  # characters of a setting that is never folded in a table
-_GAP = 2  # characters between columns
 
 _EPILOG = """\
 Each argument is an experiment: all runs that it names, which should differ in
@@ -82,24 +80,16 @@ def _labels(paths: Sequence[str]) -> list[str]:
 
 
 def _print(found: "Comparison") -> None:
-    from rich.table import Table
-
     from marl_sb3.extensions.display.screen import standard_console
     from marl_sb3.tools.viewing.comparison import summary, tables
 
-    console = standard_console()
-    for of_settings, (head, rows) in zip((False, False, True), tables(found), strict=True):
-        if rows:
-            widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-            is_narrow = sum(widths) + _GAP * len(head) > console.width and not of_settings
-            table = Table(box=None, pad_edge=False, header_style="bold")
-            for at, name in enumerate(head):  # a number that is cut is another number, and a folded name reads as two
-                whole = not at and widths[0] <= _LONGEST_WHOLE if of_settings else bool(at)
-                label = fill(name, max(map(len, name.split()), default=1)) if is_narrow and at else name
-                table.add_column(label, overflow="fold", no_wrap=whole)
-            for name, *values in rows:
-                table.add_row(name, *(value.replace(" to ", "\nto ") if is_narrow else value for value in values))
-            console.print(table)
+    console, (groups, pairs, settings) = standard_console(), tables(found)
+    longest = max((len(name) for name, *_ in settings.rows), default=0)
+    # A number that is cut is another number, and a folded name reads as two.
+    of_numbers, of_names = range(1, len(groups.head)), range(longest <= _LONGEST_WHOLE)
+    for table, whole in ((groups, of_numbers), (pairs, of_numbers), (settings, of_names)):
+        if table.rows:
+            table.print(console, whole)
             console.print()
     for line in found.notes:
         console.print(f"note: {line}", soft_wrap=True)
@@ -108,17 +98,16 @@ def _print(found: "Comparison") -> None:
 
 def _page(found: "Comparison") -> "Page":
     """Make the page of a comparison: verdict, curves, performance profiles, settings."""
-    from marl_sb3.extensions.display.page import Page, note, table
+    from marl_sb3.extensions.display.page import Page, note
     from marl_sb3.results.drawing import with_notes
     from marl_sb3.tools.viewing.comparison import summary, tables
 
     page = Page(f"{found.figure.title}: {' against '.join(sample.label for sample in found.samples)}")
-    (head, rows), (pairs_head, pairs), settings = tables(found)
-    page.add("Which is better", note(summary(found)), table(pairs, pairs_head), *map(note, found.notes))
-    page.add("Experiments", table(rows, head))
+    groups, pairs, settings = tables(found)
+    page.add("Which is better", note(summary(found)), pairs.html(), *map(note, found.notes))
+    page.add("Experiments", groups.html())
     page.add("Learning curves", *with_notes(page, found.figure))
     explained = "The share of runs that end above each value: a curve that lies above another is better everywhere."
     page.add("Performance profile", note(explained), *with_notes(page, found.profile_figure))
-    head, rows = settings
-    page.add("Settings in which they differ", table(rows, head) if rows else note("none but the seed"))
+    page.add("Settings in which they differ", settings.html() if settings.rows else note("none but the seed"))
     return page

@@ -135,6 +135,7 @@ def _require_without(options: EvaluateOptions, option: str, names: Sequence[str]
 def _nash_conv(options: EvaluateOptions) -> int:
     _require_without(options, "--nash-conv", ("on", *_OF_PLAYING), "--deterministic")
     with without_collections():
+        from marl_sb3.evaluation.playing import actions_in_words
         from marl_sb3.runs.equilibrium import nash_conv
 
         run, env = cli.found_run(options.run, options.verify), options.env.named()
@@ -142,7 +143,7 @@ def _nash_conv(options: EvaluateOptions) -> int:
     if options.json:
         print_text(json.dumps(found, allow_nan=False))
         return cli.EXIT_DONE
-    actions = "the most likely actions" if options.deterministic else "sampled actions"
+    actions = actions_in_words(options.deterministic)
     for each in (found, found["pool"]) if "pool" in found else (found,):
         number = max(each.get("snapshots", {}).values(), default=0)
         who = f"; one of {number} snapshots in the pool, drawn for each game" if number else ""
@@ -198,11 +199,9 @@ def _play(options: EvaluateOptions) -> "EvaluatedRun":
 
 def _actions(options: EvaluateOptions, plan: "EvaluationPlan") -> str:
     """Describe which actions the policies took, and which option or setting decided it."""
-    if isinstance(plan.deterministic, bool):
-        which = "the most likely actions" if plan.deterministic else "sampled actions"
-    else:
-        sampling = ", ".join(policy_id for policy_id, likeliest in plan.deterministic.items() if not likeliest)
-        which = f"sampled actions of {sampling or 'no policy'}, the most likely ones of all others"
+    from marl_sb3.evaluation.playing import actions_in_words
+
+    which = actions_in_words(plan.deterministic)
     for option in ("stochastic", "deterministic", "stochastic_policies"):
         if getattr(options, option):
             return f"{which} (--{option.replace('_', '-')})"

@@ -1,6 +1,6 @@
 """The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
 from .opponents import OPPONENTS as OPPONENTS
-from .playing import Evaluation as Evaluation
-from .playing import play_episodes as play_episodes
+from .played import Played as Played
+from .playing import play as play
 from .search import searching as searching

@@ -208,12 +208,6 @@ class Lines3(Lines2):
     depth = 3
 
 
-class Lines4(Lines2):
-    """The same, four moves ahead."""
-
-    depth = 4
-
-
 class Perfect(Greedy):
     """Looks ahead to the end of a game of tic-tac-toe, and never loses."""
 

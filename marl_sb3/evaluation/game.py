@@ -22,14 +22,14 @@ from marl_sb3.core.sb3 import inference
 from marl_sb3.core.state.randomness import get_rng, preserve_rng, set_rng
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.make import make_vec_env
-from marl_sb3.core.vec_env.observations import ZeroBased, map_arrays, same
+from marl_sb3.core.vec_env.observations import AgentLayout, ZeroBased, map_arrays, same
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError, EnvError, MarlSb3Error, described
 from marl_sb3.evaluation.board import board_of, names_of_actions, names_of_cells
-from marl_sb3.evaluation.opponents import RANDOM, Rival, bundle_of
+from marl_sb3.evaluation.opponents import RANDOM, Rival, bundle_of, misfit
 from marl_sb3.evaluation.pairing import Pairing
+from marl_sb3.evaluation.played import Scoreboard, Seat
 from marl_sb3.evaluation.playing import require_same_agents, seats_of, seed_generators
-from marl_sb3.evaluation.score import Scoreboard
 from marl_sb3.evaluation.search import searching
 from marl_sb3.evaluation.viewed_env import ViewedEnv
 from marl_sb3.types import AgentID, Array, BoolArray
@@ -106,6 +106,7 @@ class Game:
     persons: dict[AgentID, Array | None]
     policies: PolicyBundle  # of the checkpoint that `begin` was asked for
     against: str  # the name of the rival; empty if there is none
+    their_checkpoint: str | None  # of the rival's policies; None if it plays by none, or they are of no checkpoint
     players: dict[AgentID, str]  # the names of who plays
     episode: int  # its number, from 1
     step: int  # env steps since its start
@@ -131,14 +132,9 @@ class Game:
             return self.viewed
 
         self.env = make_vec_env(make, 1, plan.seed, **{**plan.settings, "n_workers": 0})
-        self._places = {
-            agent: (number, column)
-            for number, group in enumerate(self.env.groups)
-            for column, agent in enumerate(group.agents)
-        }
-        self._spaces: dict[AgentID, Any] = {
-            agent: self.env.groups[number].action_space for agent, (number, _) in self._places.items()
-        }
+        layout = AgentLayout(self.env.agents, self.env.groups)
+        self._places = layout.places
+        self._spaces: dict[AgentID, Any] = {agent: layout.action_space(agent) for agent in self.env.agents}
         self.controls = {agent: _control(self.viewed, agent, self._spaces[agent]) for agent in self.env.agents}
         self.persons = {}
 
@@ -172,7 +168,7 @@ class Game:
         """Begin the first episode of a seed.
 
         Args:
-            seed, deterministic: see `play_episodes`.
+            seed, deterministic: see `play`.
             checkpoint: see `SavedRun.policies`.
             against: the name of a rival; empty: none.
             swaps: whether the sides swap after each episode, if both can play both. A person keeps its agents.
@@ -204,11 +200,12 @@ class Game:
         """Load the policies and the rival, unless they are here, and check that they can play; see `begin`."""
         is_here = self._asked == (checkpoint, against)
         loaded = (self.policies, self._pairing, self._seats) if is_here else self._loaded(checkpoint, against)
-        if against and self.persons:
-            self._require_players(*loaded[:2], against, self.persons)
+        if against and self.persons and (fault := self._fault(*loaded[:2], against, self.persons)) is not None:
+            raise ConfigError(fault, key="against")
         if not is_here:
             self.score = Scoreboard(takes_turns=self.viewed.takes_turns, opposed=self.plan.opposed)
         self.policies, self._pairing, self._seats = loaded
+        self.their_checkpoint = getattr(self._pairing.theirs, "checkpoint", None)
         self._asked, self.against = (checkpoint, against), against
 
     def _loaded(self, checkpoint: str | None, against: str) -> tuple[PolicyBundle, Pairing, list[Sequence[AgentID]]]:
@@ -234,16 +231,11 @@ class Game:
         own = [agent for agent in agents if policies.policy_of.get(agent) == policies.policy_of.get(agents[0])]
         own = own if len(own) < len(agents) else [agents[0]]
         first = seats_of(agents, [own if self.plan.seat is None else self.plan.seat])[0]
-        pairing, faults = Pairing(self.env, policies, theirs, agents, agents), []
-        seats: list[Sequence[AgentID]] = [first, self._others(first)]
-        for seat in list(seats):
-            try:
-                self._require_players(policies, pairing, against, seat)
-            except ConfigError as error:
-                faults.append(error)
-                seats.remove(seat)
-        if not seats or (self.plan.seat is not None and seats[0] is not first):
-            raise faults[0]
+        pairing = Pairing(self.env, policies, theirs, agents, agents)
+        faults = {seat: self._fault(policies, pairing, against, seat) for seat in (first, self._others(first))}
+        seats: list[Sequence[AgentID]] = [seat for seat, fault in faults.items() if fault is None]
+        if not seats or (self.plan.seat is not None and seats[0] != first):
+            raise ConfigError(next(filter(None, faults.values())), key="against")
         return policies, pairing, seats
 
     def _rival(self, name: str) -> Rival:
@@ -272,11 +264,11 @@ class Game:
         if self.is_over:
             self._begin_episode()
             return
-        for agent, group, column in self.to_act:
-            chosen = self.persons.get(agent)
+        for agent in self.to_act:
+            chosen, at = self.persons.get(agent), self._places[agent]
             if chosen is not None and self._is_allowed(agent, chosen):
-                self._actions[group][0, column] = chosen
-        self.latest_actions = {agent: self._actions[group][0, column].tolist() for agent, group, column in self.to_act}
+                self._actions[at.group][0, at.group_column] = chosen
+        self.latest_actions = {agent: self._next_action(agent) for agent in self.to_act}
         with _TURN, preserve_rng():  # the draws are as if there were no other games
             set_rng(self._rng)
             step = self.env.step(self._actions)
@@ -311,27 +303,15 @@ class Game:
 
     # --- Who plays ---------------------------------------------------------------------------------------------------
 
-    @property
-    def their_checkpoint(self) -> str | None:
-        """Name of the checkpoint of the rival's policies; None if it plays by none, or they are of no checkpoint."""
-        return None if self._pairing.theirs is None else self._pairing.theirs.checkpoint
+    def _others(self, agents: Collection[AgentID]) -> Seat:
+        return tuple(agent for agent in self.env.agents if agent not in agents)
 
-    def _others(self, agents: Collection[AgentID]) -> list[AgentID]:
-        return [agent for agent in self.env.agents if agent not in agents]
-
-    def _require_players(
-        self, policies: PolicyBundle, pairing: Pairing, against: str, ours: Collection[AgentID]
-    ) -> None:
-        """Refuse policies that cannot play the agents that they would have to."""
-        for name, bundle, agents in (
-            (self.plan.name, policies, ours),
-            (against, pairing.theirs, self._others(ours)),
-        ):
-            try:
-                if bundle is not None and agents:
-                    require_same_agents(bundle, self.env, agents)
-            except ConfigError as error:
-                raise ConfigError(f"{name} cannot play {', '.join(agents)}: {error}", key=error.key) from error
+    def _fault(self, policies: PolicyBundle, pairing: Pairing, against: str, ours: Collection[AgentID]) -> str | None:
+        """Say who cannot play the agents that it would have to, and why; None if both can."""
+        for name, bundle, agents in ((self.plan.name, policies, ours), (against, pairing.theirs, self._others(ours))):
+            if bundle is not None and (why := misfit(bundle, self.env, agents)) is not None:
+                return f"{name} cannot play {', '.join(agents)}: {why}"
+        return None
 
     def _ours(self) -> Collection[AgentID]:
         """Return the agents that the policies play; against a rival, a person sits in their place."""
@@ -352,10 +332,13 @@ class Game:
         return {**alone, **dict.fromkeys(self.persons, _PERSON)} if len(self.persons) == 1 else alone
 
     @property
-    def to_act(self) -> list[tuple[AgentID, int, int]]:
-        """The agents that act next, with their places: the group, and the column in it."""
-        flags = self.env.latest.to_act[0].tolist()
-        return [(agent, *self._places[agent]) for agent, acts in zip(self.env.agents, flags, strict=True) if acts]
+    def to_act(self) -> list[AgentID]:
+        """The agents that act next; after the end of an episode, in the next one."""
+        return [agent for agent in self.env.agents if self.env.latest.to_act[0, self._places[agent].column]]
+
+    def _next_action(self, agent: AgentID) -> Any:
+        at = self._places[agent]
+        return self._actions[at.group][0, at.group_column].tolist()
 
     # --- Persons -----------------------------------------------------------------------------------------------------
 
@@ -370,7 +353,9 @@ class Game:
         if control.why_not:
             raise ConfigError(f"a person cannot act for {agent}: {control.why_not}")
         if self.against:
-            self._require_players(self.policies, self._pairing, self.against, [*self.persons, agent])
+            fault = self._fault(self.policies, self._pairing, self.against, [*self.persons, agent])
+            if fault is not None:
+                raise ConfigError(fault, key="against")
         zeros = np.zeros(space.shape, space.dtype)
         self.persons[agent] = None if control.sizes else np.clip(zeros, space.low, space.high)
         self._change_players()
@@ -419,7 +404,7 @@ class Game:
 
     def awaited(self) -> list[AgentID]:
         """Return the agents that act next, and whose persons have not chosen an action."""
-        return [] if self.is_over else [agent for agent, *_ in self.to_act if self.persons.get(agent, True) is None]
+        return [] if self.is_over else [agent for agent in self.to_act if self.persons.get(agent, True) is None]
 
     def forget_choices(self) -> None:
         """Let persons choose anew; numbers stay as they are."""
@@ -429,9 +414,9 @@ class Game:
 
     def mask(self, agent: AgentID) -> BoolArray | None:
         """Return which choices an agent has in its next action; None if it has all."""
-        group, column = self._places[agent]
-        masks = self.env.latest.action_masks[group]
-        return None if masks is None else masks[0, column]
+        at = self._places[agent]
+        masks = self.env.latest.action_masks[at.group]
+        return None if masks is None else masks[0, at.group_column]
 
     def _name_by_cells(self) -> None:
         """Name actions that have no names by their cells at the start of an episode."""
@@ -444,14 +429,12 @@ class Game:
 
     def insight(self, agent: AgentID) -> Insight | None:
         """Ask the policy of an agent about its next action; None if it does not act next."""
-        place = next((each[1:] for each in self.to_act if each[0] == agent), None)
-        if self.is_over or place is None:
+        if self.is_over or agent not in self.to_act:
             return None
         decision = self._pairing.decision_of(agent)
         if decision is None:
-            group, column = place
             note = f"{self.players[agent]} is no policy: it shows nothing but its action."
-            return Insight(agent, self._actions[group][0, column].tolist(), note=note)
+            return Insight(agent, self._next_action(agent), note=note)
         actor, acted = decision
         row = actor.rows.agents.index(agent)
         insight = Insight(agent, acted.actions[row].tolist())

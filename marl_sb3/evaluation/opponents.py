@@ -6,7 +6,7 @@ import copy
 import inspect
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Thread, get_ident
 from typing import Any, Protocol, TypeAlias
@@ -18,7 +18,7 @@ from marl_sb3.core.acting.by_agent import PolicyBundle
 from marl_sb3.core.envs.faults import RAISED
 from marl_sb3.core.mapping import by_policy
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.core.vec_env.observations import taken
+from marl_sb3.core.vec_env.observations import AgentLayout, taken
 from marl_sb3.core.vec_env.seeding import Stream, spawned
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.doors import Door
@@ -65,7 +65,7 @@ class HasBundle(Protocol):
 
 # Players of known games, by name: a class of your own can be added, or the place of one.
 OPPONENTS: Door[type[Opponent]] = Door("opponent")
-_MINIMAX = ("Greedy", "Minimax2", "Minimax4", "Lines2", "Lines3", "Lines4", "Perfect", "Sparring")
+_MINIMAX = ("Greedy", "Minimax2", "Minimax4", "Lines2", "Perfect", "Sparring")
 for _class in (*_MINIMAX, "MCTS10", "MCTS100", "MCTS1000"):
     OPPONENTS.add(_class.lower(), f"marl_sb3.evaluation.board_players:{_class}")
 
@@ -132,12 +132,8 @@ def opponents_of(against: Against, env: MultiAgentVecEnv, agents: Collection[Age
             raise ConfigError(f"against has {', '.join(map(shown, against)) or 'no agent'}: {words}", key="against")
         return {agent: opponents_of(against[agent], env, [agent])[agent] for agent in agents}
     if against == RANDOM:
-        return {
-            agent: RandomOpponent(group.action_space)
-            for group in env.groups
-            for agent in group.agents
-            if agent in agents
-        }
+        layout = AgentLayout(env.agents, env.groups)
+        return {agent: RandomOpponent(layout.action_space(agent)) for agent in agents}
     player: Any = against
     if isinstance(against, str):
         if not is_code(against):
@@ -172,19 +168,6 @@ def _made(kind: type, agent: AgentID) -> Opponent:
     return made
 
 
-@dataclass(frozen=True)
-class _Seat:
-    """An agent that an opponent plays, and its places in the arrays."""
-
-    agent: AgentID
-    opponent: Opponent
-    column: int  # among all agents
-    group: int
-    group_column: int
-    space: spaces.Space[Any]
-    rngs: Sequence[np.random.Generator]  # by env
-
-
 class OpponentRows:
     """Acts for some agents in all envs by opponents, beside the actors of policies.
 
@@ -197,13 +180,16 @@ class OpponentRows:
     """
 
     def __init__(self, env: MultiAgentVecEnv, opponents: Mapping[AgentID, Opponent], seed: int | None) -> None:
+        self._layout = AgentLayout(env.agents, env.groups)
+        self._opponents = {agent: opponents[agent] for agent in self._layout.places if agent in opponents}
         entropy = np.random.SeedSequence(seed).entropy
-        self._seats = [
-            _Seat(agent, opponents[agent], column, number, place, group.action_space, _rngs(entropy, column, env))
-            for number, group in enumerate(env.groups)
-            for place, (agent, column) in enumerate(zip(group.agents, group.columns, strict=True))
-            if agent in opponents
-        ]
+        self._rngs = {
+            agent: [
+                np.random.default_rng(spawned(entropy, Stream.OPPONENTS, index, self._layout.places[agent].column))
+                for index in range(env.num_envs)
+            ]
+            for agent in self._opponents
+        }
         self._lengths, self._ended = (np.zeros(env.num_envs, dtype=np.int64) for _ in range(2))
         self.play(opponents)
 
@@ -214,11 +200,12 @@ class OpponentRows:
     def marked(self) -> Callable[[], None]:
         """Return a function that takes the next `put` back."""
         lengths, ended = self._lengths, self._ended.copy()
-        drawn = [(rng.bit_generator, rng.bit_generator.state) for seat in self._seats for rng in seat.rngs]
+        generators = [rng.bit_generator for of_agent in self._rngs.values() for rng in of_agent]
+        states = [generator.state for generator in generators]
 
         def take_back() -> None:
             self._lengths, self._ended = lengths, ended.copy()
-            for generator, state in drawn:
+            for generator, state in zip(generators, states, strict=True):
                 generator.state = state
 
         return take_back
@@ -232,34 +219,49 @@ class OpponentRows:
         """
         self._lengths = np.where(step.episode_done, 0, self._lengths + step.stepped)
         self._ended += step.episode_done
-        for seat in self._seats:
-            if seat.agent not in self._agents:
+        for agent, opponent in self._opponents.items():
+            if agent not in self._agents:
                 continue
-            masks = step.action_masks[seat.group]
-            for env_index in np.flatnonzero(step.to_act[:, seat.column]).tolist():
-                place = (env_index, seat.group_column)
-                seen = copy.deepcopy(taken(step.observations[seat.group], place))  # envs reuse the memory
-                mask = None if masks is None else masks[place].copy()
-                try:
-                    actions[seat.group][place] = ask_opponent(
-                        seat.opponent, seat.space, seen, mask, seat.rngs[env_index]
-                    )
-                except (Exception, SystemExit) as error:  # code of the user's
-                    where = f"env {env_index}, episode {self._ended[env_index] + 1}"
-                    where += f", step {self._lengths[env_index] + 1}"
-                    where = f"opponent {opponent_name(seat.opponent)}, agent {seat.agent!r}, {where}"
-                    if isinstance(error, ConfigError):
-                        raise ConfigError(f"{where}: {error}", key="against") from error
-                    why = error if isinstance(error, HookError) else f"it raised {described(error)}"
-                    raise HookError(f"{where}: {why}") from error
+            who = f"opponent {opponent_name(opponent)}, agent {agent!r}"
+            for index in np.flatnonzero(step.to_act[:, self._layout.places[agent].column]).tolist():
+                where = f"{who}, env {index}, episode {self._ended[index] + 1}, step {self._lengths[index] + 1}"
+                put_answer(opponent, self._layout, (index, agent), step, actions, self._rngs[agent][index], where)
 
 
-def _rngs(entropy: Any, column: int, env: MultiAgentVecEnv) -> list[np.random.Generator]:
-    sequences = (spawned(entropy, Stream.OPPONENTS, env_index, column) for env_index in range(env.num_envs))
-    return list(map(np.random.default_rng, sequences))
+def put_answer(
+    opponent: Opponent,
+    layout: AgentLayout,
+    row: tuple[int, AgentID],
+    step: VecStep,
+    actions: Sequence[Array],
+    rng: np.random.Generator,
+    where: str,
+) -> None:
+    """Ask an opponent for the action that follows a step; write it into the arrays of all groups, (E, A_group, ...).
+
+    Args:
+        row: index of the env, and the agent.
+        where: said of errors.
+
+    Raises:
+        HookError: it raised an exception, or returned what is no action or a forbidden one.
+        ConfigError: a player of the package does not know the game.
+    """
+    index, agent = row
+    at = layout.places[agent]
+    place, masks = (index, at.group_column), step.action_masks[at.group]
+    seen = copy.deepcopy(taken(step.observations[at.group], place))  # envs reuse the memory
+    mask = None if masks is None else masks[place].copy()
+    try:
+        actions[at.group][place] = _ask(opponent, layout.action_space(agent), seen, mask, rng)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}", key="against") from error
+    except (Exception, SystemExit) as error:  # code of the user's
+        why = error if isinstance(error, HookError) else f"it raised {described(error)}"
+        raise HookError(f"{where}: {why}") from error
 
 
-def ask_opponent(
+def _ask(
     opponent: Opponent, space: spaces.Space[Any], seen: Any, mask: BoolArray | None, rng: np.random.Generator
 ) -> Array:
     """Ask an opponent, and check its answer; most arguments are those of `Opponent.act`.
@@ -390,3 +392,16 @@ def _chosen(agent: AgentID, source: Source) -> tuple[PolicyBundle, PolicyID]:
         words = f"the policies for agent {agent!r} have {missing}; accepted: a pair of them and one of {there}"
         raise ConfigError(f"combine_policies: {words}", key="policies")
     return bundle, meant
+
+
+def misfit(bundle: PolicyBundle, env: MultiAgentVecEnv, agents: Iterable[AgentID]) -> str | None:
+    """Say why policies cannot act for some agents of an env; None if they can."""
+    layout = AgentLayout(env.agents, env.groups)
+    for agent in agents:
+        if agent not in bundle.policy_of:
+            return f"no policy of it is for agent {agent}, but for {', '.join(bundle.policy_of)}"
+        of_env = layout.observation_space(agent), layout.action_space(agent)
+        for space, trained in zip(of_env, bundle.spaces[bundle.policy_of[agent]], strict=True):
+            if space != trained:
+                return f"the env has space {space} for agent {agent!r}; its policy: {trained}"
+    return None

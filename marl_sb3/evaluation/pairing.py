@@ -94,7 +94,7 @@ class Pairing:
         self._code = {} if against is None or self.theirs is not None else opponents_of(against, env, others)
 
     def begin(self, deterministic: Deterministic, seed: int | None, with_log_probs: bool = False) -> None:
-        """Begin to act: all envs have just been reset; the arguments are those of `play_episodes`."""
+        """Begin to act: all envs have just been reset; the arguments are those of `play`."""
         self._sides = [PolicySide(self._policies, self._env, self._ours, deterministic, with_log_probs)]
         if self.theirs is not None:
             likeliest = deterministic if isinstance(deterministic, bool) else self.theirs.evaluation_deterministic

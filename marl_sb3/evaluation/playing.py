@@ -17,8 +17,8 @@ import numpy as np
 import torch as th
 
 from marl_sb3.core.acting.actor import ActingWatcher
-from marl_sb3.core.acting.by_agent import PolicyBundle, PolicySpaces
-from marl_sb3.core.config.values import Count, PositiveInt, require
+from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.core.config.values import Count, PositiveInt, counted, require
 from marl_sb3.core.mapping import Deterministic, zero_actions
 from marl_sb3.core.metrics.episodes import Episode, EpisodeTracker
 from marl_sb3.core.metrics.names import Result, finite_or_none, flatten
@@ -28,36 +28,13 @@ from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.seeding import seed_of
 from marl_sb3.errors import ConfigError
-from marl_sb3.evaluation.opponents import RANDOM, Against, opponent_name
+from marl_sb3.evaluation.opponents import RANDOM, Against, bundle_of, misfit
 from marl_sb3.evaluation.pairing import Pairing
+from marl_sb3.evaluation.played import EpisodeDigests, Played, Seat, mean_of, metrics_of
 from marl_sb3.types import AgentID
 
 if TYPE_CHECKING:
     from marl_sb3.runs.schema import TrainConfig
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of an evaluation."""
-
-    metrics: Result  # nested, with the names of `env_runners/`; None if no episode has a value
-    episodes: tuple[Episode, ...]  # the counted episodes, in the order in which they ended
-
-    def returns(self) -> list[float]:
-        """Return the sum of all agents' returns in each episode."""
-        return [sum(episode.agent_returns.values()) for episode in self.episodes]
-
-    def agent_returns(self, agent: AgentID) -> list[float]:
-        """Return the agent's return in each episode in which it took part."""
-        return [episode.agent_returns[agent] for episode in self.episodes if agent in episode.agent_returns]
-
-    def lengths(self) -> list[int]:
-        """Return the env steps of each episode."""
-        return [episode.length for episode in self.episodes]
-
-    def custom(self, name: str) -> list[float]:
-        """Return the custom metric of each episode that has it."""
-        return [episode.custom[name] for episode in self.episodes if name in episode.custom]
 
 
 def evaluate_policies(
@@ -70,10 +47,10 @@ def evaluate_policies(
     against: Against | None = None,
     seats: Sequence[Sequence[AgentID]] | None = None,
 ) -> Result:
-    """Return the metrics of `play_episodes`; of `play_seats` if there is an opponent, `against`.
+    """Return the metrics of `play`; of `play_seats` if there is an opponent, `against`.
 
     Args:
-        algo, env, n_episodes, deterministic, seed, n_env_steps: see `play_episodes`.
+        algo, env, n_episodes, deterministic, seed, n_env_steps: see `play`.
         against: who plays the other agents: `random` (uniformly among the actions that masks allow); a player of the
             package, such as `minimax2`; `MODULE:CLASS` or a class, which is called once for each agent, with `agent=`
             its id if it has a parameter of this name, else without arguments; an object with
@@ -85,19 +62,19 @@ def evaluate_policies(
         A nested dictionary with the names of a training result below `env_runners`: `["episode_return_mean"]`,
         `["agent_episode_returns_mean"]["agent1"]`, ... With an opponent, one for each seat, by the names of its agents:
         `["player_1"]["agent_episode_returns_mean"]["player_1"]`. Where returns oppose each other, it has the shares of
-        episodes `won`, `drawn` and `lost`, too: see `SeatEvaluations.outcomes`.
+        episodes `won`, `drawn` and `lost`, too: see `outcomes`.
 
-    Raises: see `play_episodes`.
+    Raises: see `play`.
     """
     options: dict[str, Any] = {"n_episodes": n_episodes, "n_env_steps": n_env_steps, "seed": seed}
     if against is not None:
-        return play_seats(algo, env, against, seats, deterministic=deterministic, **options).metrics()
+        return metrics_of(play_seats(algo, env, against, seats, deterministic=deterministic, **options))
     if seats is not None:
         raise ConfigError("seats needs an opponent; accepted: with against", key="seats")
-    return play_episodes(algo, env, deterministic=deterministic, **options).metrics
+    return play(algo, env, deterministic=deterministic, **options).metrics
 
 
-def play_episodes(
+def play(
     algo: MultiAgentAlgorithm | PolicyBundle,
     env: MultiAgentVecEnv,
     n_episodes: int = 20,
@@ -109,7 +86,8 @@ def play_episodes(
     against: Against = RANDOM,
     watchers: Sequence[ActingWatcher] = (),
     with_log_probs: bool = False,
-) -> Evaluation:
+    compares: bool = False,
+) -> Played:
     """Let the policies play complete episodes.
 
     The number of episodes of each env is fixed beforehand, see `episodes_of_env`: counting the first `n_episodes` to
@@ -135,6 +113,7 @@ def play_episodes(
             `evaluate_policies`; or a mapping from each of these agents to who plays it, which is no policy.
         watchers: see every step, also those of episodes that are not counted.
         with_log_probs: whether watchers see log-probabilities and values of sampled actions; see `PredictingPolicy`.
+        compares: find out whether all episodes are alike.
 
     Raises:
         ConfigError: a number is not accepted, or the env has other agents or spaces.
@@ -154,14 +133,16 @@ def play_episodes(
     if pairing.theirs is not None:
         require_same_agents(pairing.theirs, env, None if acting is None else others)
     tracker = _tracker(bundle, env, n_episodes if n_env_steps is None else n_env_steps + env.num_envs, ours)
-    counted: list[Episode] = []
+    counted = list[Episode]()
+    digests = EpisodeDigests()  # type: ignore[abstract]  # hooks without a body do nothing
     with preserve_training_state(pairing.theirs or bundle), preserve_training_state(bundle, seed):
         for trained in (algo, against):
             if isinstance(trained, MultiAgentAlgorithm) and env is trained.env:
                 trained.forget_episodes()
         if seed is not None:
             env.seed(seed)
-        by_step = _finished_by_step(env, tracker, pairing, (deterministic, seed, with_log_probs), watchers)
+        watching = [*watchers, digests] if compares else watchers
+        by_step = _finished_by_step(env, tracker, pairing, (deterministic, seed, with_log_probs), watching)
         if n_env_steps is None:
             quotas = [episodes_of_env(index, env.num_envs, n_episodes) for index in range(env.num_envs)]
             finished = _quota_of_each_env(by_step, quotas)
@@ -171,109 +152,34 @@ def play_episodes(
             counted.append(episode)
             if on_episode is not None:
                 on_episode(episode)
-    return Evaluation(_metrics(tracker, counted), tuple(counted))
-
-
-OUTCOMES: Mapping[str, int] = {"won": 1, "drawn": 0, "lost": -1}  # and how own returns compare with the others'
-
-
-@dataclass(frozen=True)
-class SeatEvaluations:
-    """What came of episodes against an opponent."""
-
-    opponent: str  # its name
-    # for each seat, the agents that the policies played, the episodes
-    by_seat: Mapping[tuple[AgentID, ...], Evaluation]
-
-    def outcomes(self) -> dict[tuple[AgentID, ...], dict[str, list[float]]]:
-        """Return 0 or 1 for each episode of each seat: whether it was `won`, `drawn` or `lost`.
-
-        An episode is won where the mean return of the policies' agents is higher than that of the others. It is asked
-        only where returns oppose each other: the sum of all returns is the same in all episodes, and either 0, or
-        the returns differ; elsewhere nothing is returned.
-        """
-        sides = {seat: _sides(seat, evaluation.episodes) for seat, evaluation in self.by_seat.items()}
-        own_returns = [ours for of_seat in sides.values() for ours, _ in of_seat]
-        sums = [total for evaluation in self.by_seat.values() for total in evaluation.returns()]
-        close = closeness(own_returns, sums)
-        if close is None:
-            return {}
-        return {
-            seat: {
-                outcome: [float(np.sign(round((ours - theirs) / close)) == sign) for ours, theirs in of_seat]
-                for outcome, sign in OUTCOMES.items()
-            }
-            for seat, of_seat in sides.items()
-        }
-
-    def metrics(self) -> Result:
-        """Return the metrics of each seat, and the shares of its outcomes; see `evaluate_policies`."""
-        outcomes = self.outcomes()
-        return {
-            seat_name(seat): {
-                **evaluation.metrics,
-                **{outcome: _mean(values) for outcome, values in outcomes.get(seat, {}).items()},
-            }
-            for seat, evaluation in self.by_seat.items()
-        }
-
-
-_ROUNDING = 1e-4  # rewards are float32
-
-
-def closeness(own_returns: Sequence[float], sums: Sequence[float]) -> float | None:
-    """Return the largest difference by which returns count as equal; None if returns do not oppose each other.
-
-    Args:
-        own_returns: of a side, in several episodes.
-        sums: of the returns of all agents.
-    """
-    if not own_returns:
-        return None
-    close = _ROUNDING * max(1.0, *map(abs, own_returns), *map(abs, sums))
-    differ = np.ptp(sums) > close or (abs(sums[0]) > close and np.ptp(own_returns) <= close)
-    return None if differ else close
-
-
-def _sides(seat: Collection[AgentID], episodes: Iterable[Episode]) -> list[tuple[float, float]]:
-    """Return the mean return of the policies' agents and of the others, in the episodes in which both took part."""
-    sides = []
-    for episode in episodes:
-        ours = _mean(paid for agent, paid in episode.agent_returns.items() if agent in seat)
-        theirs = _mean(paid for agent, paid in episode.agent_returns.items() if agent not in seat)
-        if ours is not None and theirs is not None:
-            sides.append((ours, theirs))
-    return sides
-
-
-def seat_name(seat: Sequence[AgentID]) -> str:
-    """Name a seat by its agents."""
-    return ",".join(seat)
+    alike = len(counted) > 1 and len(digests.finished) == 1 and all(e.custom == counted[0].custom for e in counted)
+    return Played(_metrics(tracker, counted), tuple(counted), env.agents, alike if compares else None)
 
 
 def play_seats(
     algo: MultiAgentAlgorithm | PolicyBundle,
     env: MultiAgentVecEnv,
-    against: Against = RANDOM,
+    against: Against | None = RANDOM,
     seats: Sequence[Sequence[AgentID]] | None = None,
     **options: Any,
-) -> SeatEvaluations:
+) -> dict[Seat, Played]:
     """Let the policies play against an opponent, in one seat after the other.
 
     Args:
-        algo, env: see `play_episodes`.
-        against: see `evaluate_policies`.
+        algo, env: see `play`.
+        against: see `evaluate_policies`; None: the policies play all agents, which is the empty seat.
         seats: the agents that are played by their policies while the opponent plays all others: several agents may be
             one side. None: each agent alone.
-        options: further arguments of `play_episodes`, for each seat.
+        options: further arguments of `play`, for each seat.
 
     Raises:
-        ConfigError: a seat has an unknown agent, none or all of them; or as `play_episodes`.
+        ConfigError: a seat has an unknown agent, none or all of them; or as `play`.
     """
+    if against is None:
+        return {(): play(algo, env, **options)}
     require_same_agents(algo, env)
     chosen = seats_of(env.agents, seats)
-    played = {seat: play_episodes(algo, env, acting=seat, against=against, **options) for seat in chosen}
-    return SeatEvaluations(opponent_name(against), played)
+    return {seat: play(algo, env, acting=seat, against=against, **options) for seat in chosen}
 
 
 def seats_of(agents: Sequence[AgentID], seats: Sequence[Sequence[AgentID]] | None) -> list[tuple[AgentID, ...]]:
@@ -307,7 +213,7 @@ def evaluate_against_random(
     It measures how good policies are in games in which one agent wins what the others lose.
 
     Args:
-        algo, env, deterministic, seed: see `play_episodes`.
+        algo, env, deterministic, seed: see `play`.
         n_episodes: episodes for each agent, and as many in which all act at random.
         n_env_steps: instead of `n_episodes`.
         baseline: the result of `random_returns`; None: it is measured.
@@ -321,15 +227,15 @@ def evaluate_against_random(
     options["deterministic"] = deterministic
     gains: dict[AgentID, float | None] = {}
     for agent in env.agents:
-        played = _mean(play_episodes(algo, env, acting=[agent], **options).agent_returns(agent))
+        played = mean_of(play(algo, env, acting=[agent], **options).agent_returns(agent))
         without = alone[agent]
         gains[agent] = None if played is None or without is None else played - without
     policy_of = _bundle(algo).policy_of
     by_policy = {
-        policy_id: _mean(gains[agent] for agent in env.agents if policy_of[agent] == policy_id)
+        policy_id: mean_of(gains[agent] for agent in env.agents if policy_of[agent] == policy_id)
         for policy_id in _bundle(algo).policies
     }
-    return {"gain_mean": _mean(gains.values()), "agent_gains_mean": gains, "module_gains_mean": by_policy}
+    return {"gain_mean": mean_of(gains.values()), "agent_gains_mean": gains, "module_gains_mean": by_policy}
 
 
 def random_returns(
@@ -340,13 +246,8 @@ def random_returns(
     n_env_steps: int | None = None,
 ) -> dict[AgentID, float | None]:
     """Measure each agent's mean return where all agents act at random; see `evaluate_against_random`."""
-    played = play_episodes(algo, env, n_episodes, seed=seed, n_env_steps=n_env_steps, acting=())
-    return {agent: _mean(played.agent_returns(agent)) for agent in env.agents}
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return math.fsum(present) / len(present) if present else None
+    played = play(algo, env, n_episodes, seed=seed, n_env_steps=n_env_steps, acting=())
+    return {agent: mean_of(played.agent_returns(agent)) for agent in env.agents}
 
 
 def episodes_of_env(env_index: int, num_envs: int, n_episodes: int) -> int:
@@ -376,25 +277,18 @@ def require_same_agents(
     if env.steps_apart:
         words = "clients step the env, so that no episode can be played in it here"
         raise ConfigError(f"{words}; accepted: another env with the same agents and spaces, as --env (env=)", key="env")
-    spaces_of = {agent: bundle.spaces[policy_id] for agent, policy_id in bundle.policy_of.items()}
-    theirs = {agent: group for group in env.groups for agent in group.agents}
-    if set(theirs) != set(spaces_of) if acting is None else not set(acting) <= set(spaces_of):
-        agents, ours = ", ".join(env.agents), ", ".join(spaces_of)
+    named = set(bundle.policy_of)
+    if set(env.agents) != named if acting is None else not set(acting) <= named:
+        agents, ours = ", ".join(env.agents), ", ".join(bundle.policy_of)
         raise ConfigError(f"the env has agents {agents}; the policies act for {ours}", key="env")
-    for agent, trained in spaces_of.items():
-        if acting is not None and agent not in acting:
-            continue
-        of_env = PolicySpaces(theirs[agent].observation_space, theirs[agent].action_space)
-        for space, of_policy in zip(of_env, trained, strict=True):
-            if space != of_policy:
-                raise ConfigError(f"the env has space {space} for agent {agent!r}; its policy: {of_policy}", key="env")
+    if (fault := misfit(bundle, env, env.agents if acting is None else acting)) is not None:
+        raise ConfigError(fault, key="env")
 
 
 def _bundle(algo: MultiAgentAlgorithm | PolicyBundle) -> PolicyBundle:
-    if isinstance(algo, MultiAgentAlgorithm):
-        return algo.bundle()
-    if isinstance(algo, PolicyBundle):
-        return algo
+    found = bundle_of(algo)
+    if found is not None:
+        return found
     raise ConfigError(
         f"algo is {algo!r:.200}; accepted: a MultiAgentAlgorithm or the policies of a PolicyBundle; "
         "MultiAgentAlgorithm.load(folder, env) and load_policies(folder) make them from a checkpoint or a run folder",
@@ -566,6 +460,25 @@ class EvaluationPlan:
                 raise ConfigError("config.yaml has no seed; accepted: the one that the run drew, or --seed", key="seed")
             seed = evaluation_seed(config.seed)
         return cls(n_episodes, deterministic, seed, n_envs, film_episodes)
+
+    def in_words(self, actions: str | None = None) -> str:
+        """Say how many episodes are played, how and with which seed.
+
+        Args:
+            actions: which ones are taken; None: what `actions_in_words` says.
+        """
+        length = f"{counted(self.n_episodes, 'episode')} in {counted(self.n_envs, 'env')}"
+        return f"{length}, {actions or actions_in_words(self.deterministic)}, seed {self.seed}"
+
+
+def actions_in_words(deterministic: Deterministic | None) -> str:
+    """Say which actions are taken; None: those of each run's setting."""
+    if isinstance(deterministic, Mapping):
+        sampling = ", ".join(policy_id for policy_id, likeliest in deterministic.items() if not likeliest)
+        return f"sampled actions of {sampling or 'no policy'}, the most likely ones of all others"
+    return {True: "the most likely actions", False: "sampled actions", None: "actions by each run's setting"}[
+        deterministic
+    ]
 
 
 def evaluation_seed(run_seed: int) -> int:

@@ -21,7 +21,7 @@ from marl_sb3.core.acting.by_agent import PolicyBundle
 from marl_sb3.core.envs.converted import MASK
 from marl_sb3.core.mapping import Deterministic, by_policy
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.core.vec_env.observations import same
+from marl_sb3.core.vec_env.observations import AgentLayout, same
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError, described
 from marl_sb3.types import AgentID, Array
@@ -73,7 +73,7 @@ class Searcher:
             what players do not see and what its generators will draw: results say something only where players see
             everything, and nothing is drawn. An env whose metadata have `shows_everything=False` is refused.
         deterministic: whether to take the action that was visited most, or one by the shares of visits; as in
-            `play_episodes`.
+            `play`.
 
     Raises:
         ConfigError: it is another kind of env, or other processes step it.
@@ -82,12 +82,7 @@ class Searcher:
     def __init__(self, bundle: SearchingBundle, env: MultiAgentVecEnv, deterministic: Deterministic) -> None:
         self._bundle, self._likeliest = bundle, by_policy(deterministic, bundle.policies)
         self._games: Sequence[Any] = [getattr(each, "unwrapped", each) for each in getattr(env, "envs", ())]
-        self._places = {
-            agent: (number, place)
-            for number, group in enumerate(env.groups)
-            for place, agent in enumerate(group.agents)
-        }
-        self._agents = env.agents
+        self._agents, self._places = env.agents, AgentLayout(env.agents, env.groups).places
         accepted = "games of two agents that take turns, in this process (without --workers)"
         take_turns = all(
             isinstance(game, AECEnv) and not (game.metadata or {}).get("is_parallelizable", False)
@@ -103,14 +98,14 @@ class Searcher:
         """Write the actions that follow a step into the arrays of all groups, (E, A_group)."""
         acting = [(index, self._agents[column]) for index, column in np.argwhere(step.to_act).tolist()]
         for index, agent in acting:
-            group, place = self._places[agent]
-            seen: Any = step.observations[group]
-            if not same([seen[index, place]], [_seen(self._games[index], agent)[0]]):
+            at = self._places[agent]
+            seen: Any = step.observations[at.group]
+            if not same([seen[index, at.group_column]], [_seen(self._games[index], agent)[0]]):
                 words = "wrappers of this env show its agents something else, which copies do not have"
                 raise ConfigError(f"search: {words}; accepted: an env without them", key="--search")
         for (index, agent), action in zip(acting, self.actions([index for index, _ in acting]), strict=True):
-            group, place = self._places[agent]
-            actions[group][index, place] = action
+            at = self._places[agent]
+            actions[at.group][index, at.group_column] = action
 
     def actions(self, env_indices: Sequence[int]) -> list[int]:
         """Search in these envs at once, for an action of each agent whose turn it is.

@@ -242,7 +242,7 @@ class GameSession:
         """
         game, film = self._game, self._game.viewed.film
         masks = {agent: mask.tolist() for agent in game.persons if (mask := game.mask(agent)) is not None}
-        to_act = [] if game.is_over else [agent for agent, *_ in game.to_act]
+        to_act = [] if game.is_over else game.to_act
         boards = {agent: self._board(agent) for agent in to_act if agent in game.persons}
         self._shown_s = self._clock() if looks else self._shown_s
         self._moment = Moment(

@@ -20,6 +20,7 @@ from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.doors import WATCHERS, Assignment
 from marl_sb3.errors import ConfigError, MarlSb3Error, refuse, require_known
 from marl_sb3.evaluation.opponents import is_code, of_policy
+from marl_sb3.evaluation.played import mean_of
 from marl_sb3.extensions.store.load import load_policies, member_policy
 from marl_sb3.league.pool import (
     Member,
@@ -211,7 +212,7 @@ class League(Assignment):
 
     def record(self, episode: Episode) -> None:
         """Count an episode in which a policy that learns played against a member, or an exploiter."""
-        paid = {side: _mean_return(episode, side.agents) for side in self._sides}
+        paid = {side: mean_of(map(episode.agent_returns.get, side.agents)) for side in self._sides}
         players = {side: episode.policy_of.get(side.agents[0], "") for side in self._sides}
         by_own_mean = not self.settings.rates(plays_all_sides=len(self.mains) == 1)
         for side, player in players.items():
@@ -399,12 +400,6 @@ def _named(sources: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
             name = f"{base}-{numbers[base] + 1}"
         named[name] = source
     return named
-
-
-def _mean_return(episode: Episode, agents: Sequence[AgentID]) -> float | None:
-    """Return the mean return of those of these agents that have one."""
-    paid = [episode.agent_returns[agent] for agent in agents if agent in episode.agent_returns]
-    return sum(paid) / len(paid) if paid else None
 
 
 WATCHERS.add("league", "marl_sb3.league.watcher:league_watcher")  # here, so that only those who use it load it

@@ -12,20 +12,19 @@ import torch as th
 from typing_extensions import override
 
 from marl_sb3.core.acting.actor import Actor
-from marl_sb3.core.acting.by_agent import PolicyBundle
 from marl_sb3.core.acting.policy import PredictingPolicy
-from marl_sb3.core.mapping import PolicyMapping, PolicyRows, rows_of_policy
+from marl_sb3.core.mapping import PolicyMapping, rows_of_policy
 from marl_sb3.core.metrics.episodes import Episode, EpisodeTracker
 from marl_sb3.core.processing.processing import Processing
 from marl_sb3.core.processing.rows import process_rows
 from marl_sb3.core.sb3.tensors import weight_forms
 from marl_sb3.core.state.state import State, StateReader, TensorFile
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.core.vec_env.observations import taken
+from marl_sb3.core.vec_env.observations import AgentLayout
 from marl_sb3.core.vec_env.seeding import Stream, spawned
 from marl_sb3.core.vec_env.step import VecStep
-from marl_sb3.errors import ConfigError, HookError, described
-from marl_sb3.evaluation.opponents import Opponent, ask_opponent, opponents_of
+from marl_sb3.errors import ConfigError
+from marl_sb3.evaluation.opponents import Opponent, misfit, opponents_of, put_answer
 from marl_sb3.extensions.assignment import AssignedRunner, seen_by_players
 from marl_sb3.league.league import League
 from marl_sb3.league.pool import Member, read_member, read_weights_of
@@ -56,6 +55,7 @@ class LeagueRunner(AssignedRunner):
         if env.steps_apart:
             raise ConfigError("league: clients step these envs; accepted: envs that the training steps", key="league")
         self._league: League = self._assignment
+        self._layout = AgentLayout(env.agents, env.groups)
         self._policies = policies
         shape = (env.num_envs, len(env.agents))
         self._numbers: dict[str, int] = {}  # member -> its number in the arrays
@@ -76,9 +76,9 @@ class LeagueRunner(AssignedRunner):
         }
         for name, bundle in self._league.bundles.items():
             seats = {agent: own for agent, own in bundle.policy_of.items() if agent in env.agents}
+            if (fault := misfit(bundle, env, seats)) is not None:
+                raise ConfigError(f"league: opponent {name}: {fault}", key="league.opponents")
             made = [rows_of_policy(env, policy_id, seats) for policy_id in dict.fromkeys(seats.values())]
-            for rows in made:
-                _require_same_spaces(name, rows, bundle)
             self._actors[name] = [bundle.make_actor(rows, deterministic=False) for rows in made]
         for policy_id, batch in self._batches.items():
             self._actors[policy_id] = [self._actor_of(policy_id, batch, policies[policy_id].processing)]
@@ -200,18 +200,10 @@ class LeagueRunner(AssignedRunner):
         """Let code act for its agents; what it draws follows from the seed, the env, the episode and the step."""
         for index, column in np.argwhere(step.to_act & plays).tolist():
             agent, length = self.env.agents[column], self.tracker.running(index)[0]
-            number, group = next((n, each) for n, each in enumerate(self.env.groups) if agent in each.agents)
-            place, masks = (index, group.agents.index(agent)), step.action_masks[number]
-            seen = copy.deepcopy(taken(step.observations[number], place))  # envs reuse the memory
-            mask = None if masks is None else masks[place].copy()
             env_index, episode = self._first_env + index, int(self._episodes[index]) - 1
             rng = np.random.default_rng(spawned(self._seed, Stream.LEAGUE, env_index, episode, column, length))
-            try:
-                actions[number][place] = ask_opponent(self._code[name][agent], group.action_space, seen, mask, rng)
-            except (Exception, SystemExit) as error:  # code of the user's
-                where = f"env {env_index}, episode {episode}, step {length + 1} of it"
-                why = error if isinstance(error, HookError) else f"it raised {described(error)}"
-                raise HookError(f"opponent {name}, agent {agent!r}, {where}: {why}") from error
+            where = f"opponent {name}, agent {agent!r}, env {env_index}, episode {episode}, step {length + 1} of it"
+            put_answer(self._code[name][agent], self._layout, (index, agent), step, actions, rng, where)
 
     @override
     def _record(self, step: VecStep) -> Sequence[Episode]:
@@ -308,17 +300,3 @@ class LeagueRunner(AssignedRunner):
             if "weights" in member:
                 forms = weight_forms(self._policies[policy_id].actor.policy.algorithm)
                 TensorFile(f"{member.where}/weights", read_weights_of(member.fields("weights"))).require(forms)
-
-
-def _require_same_spaces(name: str, rows: PolicyRows, bundle: PolicyBundle) -> None:
-    """Refuse an opponent from a file that sees or does something else than the agents of the env."""
-    its = bundle.spaces[rows.policy_id]
-    for what, own, wanted in (
-        ("observes", its.observation, rows.group.observation_space),
-        ("acts in", its.action, rows.group.action_space),
-    ):
-        if own != wanted:
-            agents = ", ".join(rows.agents)
-            raise ConfigError(
-                f"league: opponent {name} {what} {own} as {agents}; the env has {wanted}", key="league.opponents"
-            )

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from rich.table import Table
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from marl_sb3.core.acting.by_agent import PolicyBundle
@@ -27,7 +26,8 @@ from marl_sb3.extensions.data.dataset import RECORDING, PolicyData, RecordedEpis
 from marl_sb3.extensions.data.demonstrations import demonstrations, require_episodes
 from marl_sb3.extensions.data.estimators import Decisions, Estimate, effective_sample_size, estimate, joint_weights
 from marl_sb3.extensions.display.screen import standard_console
-from marl_sb3.extensions.display.text import number
+from marl_sb3.extensions.display.tables import Table
+from marl_sb3.extensions.display.text import between, number
 from marl_sb3.runs.evaluate import SUM
 from marl_sb3.types import AgentID, Array, PolicyID
 
@@ -57,14 +57,13 @@ class OffPolicyEvaluation:
     def print(self) -> None:
         """Print a table with a row for each estimate, and the warnings."""
         console = standard_console()
-        table = Table("mean return of", "by", "estimate", "95 % CI", box=None, pad_edge=False)
+        rows = []
         for name, of_name in self.estimates.items():
             stats = self.recorded[name]
             recorded = {"recorded": Estimate(stats.mean or 0.0, stats.ci95)}
             for place, (each, found) in enumerate({**recorded, **of_name}.items()):
-                interval = "-" if found.ci95 is None else " to ".join(map(number, found.ci95))
-                table.add_row("" if place else name, each, number(found.mean), interval)
-        console.print(table)
+                rows.append(["" if place else name, each, number(found.mean), between(found.ci95)])
+        Table(("mean return of", "by", "estimate", "95 % CI"), rows).print(console)
         episodes = counted(self.num_episodes, "episode")
         console.print(f"{episodes}, which weigh like {number(self.effective_episodes, 1)}; gamma {self.gamma:g}")
         for line in self.warnings:

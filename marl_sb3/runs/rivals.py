@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from marl_sb3.core.acting.by_agent import PolicyBundle
+from marl_sb3.core.config.values import EXTERNAL
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.errors import CheckpointError, ConfigError, shown
 from marl_sb3.evaluation.opponents import OPPONENTS, RANDOM, Rival, is_code, of_policy
@@ -21,10 +22,22 @@ from marl_sb3.files.atomic import UNFINISHED
 from marl_sb3.files.regular import require_folder
 from marl_sb3.runs.folder import LEAGUE, Member, RunFolder, find_run, members_of, run_around
 from marl_sb3.runs.run import SavedRun
+from marl_sb3.runs.schema import TrainConfig
 
 _LONGEST_NAME = 32  # of longer paths, the last part is shown
 _CODE = f"{RANDOM}, {', '.join(OPPONENTS.names())}, or MODULE:CLASS"
 _ACCEPTED = f"a run folder, a checkpoint, a member of a league, {_CODE}"
+
+
+def require_playable(config: TrainConfig, where: str = "") -> None:
+    """Refuse the configuration of a run whose env cannot be made, since clients step it.
+
+    Args:
+        where: said first in the message.
+    """
+    if config.env == EXTERNAL:
+        words = f"{where}clients step the env of this run, so that no episode can be played in it"
+        raise ConfigError(f"{words}; accepted: --env ENV (env=) with the same agents and spaces", key="env")
 
 
 def player_at(run: SavedRun, path: str | Path, env: MultiAgentVecEnv) -> PolicyBundle:
@@ -36,12 +49,6 @@ def player_at(run: SavedRun, path: str | Path, env: MultiAgentVecEnv) -> PolicyB
     bundle = with_checkpoint(lambda: find_checkpoint(path), lambda found: run.read(found, env))
     own = member_policy(str(bundle.checkpoint), bundle.policies)
     return bundle if own is None else replace(of_policy(bundle, own), checkpoint=bundle.checkpoint)
-
-
-def _opened(folder: Path) -> SavedRun:
-    """Open a run whose env is not made here, and leave the settings of the process to the run that it plays against."""
-    files = RunFolder(find_run(folder))
-    return SavedRun(files, files.read_config(makes_env=False).changed({"device": "cpu"}, source=str(folder)))
 
 
 def short_name(path: str | Path) -> str:
@@ -71,7 +78,10 @@ def rival_of(who: str, run: SavedRun, env: str | None = None, copy: Path | None 
     around = run_around(path)
     if around is None and (path / MANIFEST).exists():  # of an algorithm, without a run
         return Rival(short_name(who), partial(load_policies, path, None, None, "cpu"))
-    other = _opened(path if around is None else around)
+    files = RunFolder(find_run(path if around is None else around))
+    # Its env is not made here, and the settings of the process are those of the run that it plays against.
+    settings = files.read_config(makes_env=False).changed({"device": "cpu"}, source=str(path))
+    other = SavedRun(files, settings)
     if env is None and other.config.env != run.config.env:
         words = f"{who} is a run of {shown(other.config.env)}, {run.files.shown} one of {shown(run.config.env)}"
         raise ConfigError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -95,20 +94,6 @@ def test_actions_are_the_most_likely_ones_unless_sampled_ones_are_wanted() -> No
 # Where the numbers go
 
 
-def test_numbers_are_in_the_files_of_the_run(in_tmp: Path) -> None:
-    settings = {"n_steps": 10, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 7}
-    callback = EvaluationCallback(lambda: make_vec_env("arena", n_envs=2, max_timesteps=7), interval=2, duration=4)
-    run = marl_sb3.train("arena", timesteps=60, n_envs=2, seed=1, settings=settings, callback=[callback])
-    lines = [json.loads(line) for line in (run.folder / "result.jsonl").read_text().splitlines()]
-    assert ["evaluation" in line for line in lines] == [False, True, False]
-    metrics = lines[1]["evaluation"]["env_runners"]
-    assert list(metrics) == list(lines[1]["env_runners"])
-    assert metrics["num_episodes"] == 4
-    with (run.folder / "progress.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row[RETURN] for row in rows] == ["", str(metrics["episode_return_mean"]), ""]
-
-
 def test_numbers_wait_for_the_next_result_that_is_written(tmp_path: Path) -> None:
     algorithm = make()
     algorithm.set_logger(ResultLogger(None, [JsonLinesFormat(tmp_path)]))
@@ -134,30 +119,6 @@ def test_all_see_the_evaluation_whatever_the_order_of_callbacks(evaluation_first
     with (tmp_path / "progress.csv").open() as file:
         assert [row[RETURN] for row in csv.DictReader(file)] == ["", "9.0"]
     assert CheckpointFolder(tmp_path / "checkpoints").best() == "ckpt-000002"
-
-
-def test_a_training_is_the_same_with_and_without_it() -> None:
-    def arena() -> MultiAgentVecEnv:
-        return make_vec_env("arena", n_envs=3)
-
-    results, weights = [], []
-    for callbacks in ([], [EvaluationCallback(arena, 1, 4, deterministic=False)]):
-        kept = Results()
-        algorithm = make("arena", n_steps=20)
-        algorithm.learn(80, callback=[*callbacks, kept])
-        results.append([without_clock({**result, "evaluation": {}}) for result in kept.kept])
-        weights.append(algorithm.policies["shared"].policy.state_dict())
-    assert results[0] == results[1]
-    assert all(th.equal(value, weights[1][name]) for name, value in weights[0].items())
-
-
-def test_a_stop_condition_may_wait_for_an_evaluation() -> None:
-    evaluation = EvaluationCallback(two_envs, interval=3)
-    algorithm = make()
-    stop = StopOnMetric({RETURN: 9.0}, evaluation.metric_names(algorithm))
-    algorithm.learn(60, callback=[evaluation, stop])
-    assert algorithm.iteration == 3
-    assert stop.reached == f"{RETURN} is 9, at least 9"
 
 
 def test_names_are_known_before_the_first_evaluation() -> None:

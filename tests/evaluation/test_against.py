@@ -22,7 +22,8 @@ import marl_sb3
 from marl_sb3 import ConfigError, HookError, PolicySpec, evaluate_policies, make_vec_env
 from marl_sb3.evaluate import main
 from marl_sb3.evaluation.opponents import Opponent, RandomOpponent
-from marl_sb3.evaluation.playing import play_episodes, play_seats
+from marl_sb3.evaluation.played import metrics_of, outcomes
+from marl_sb3.evaluation.playing import play, play_seats
 
 PARTS = spaces.Tuple([spaces.Discrete(3, start=1), spaces.Dict(aim=spaces.Box(-1, 1, (2,)))])
 POLICIES = {"a": 0, "b": 1}  # what the policies of `ZeroSum` always do
@@ -151,7 +152,7 @@ def test_a_policy_plays_against_itself_as_in_self_play(spec: PolicySpec, env: tu
 
     def done(acting: Any) -> list[Any]:
         watcher, envs = Actions(), make_vec_env(kind, n_envs=2, seed=0, **arguments)
-        play_episodes(algorithm, envs, 4, True, 1, acting=acting, against=algorithm.bundle(), watchers=[watcher])
+        play(algorithm, envs, 4, True, 1, acting=acting, against=algorithm.bundle(), watchers=[watcher])
         return watcher.done
 
     together = done(None)
@@ -195,11 +196,11 @@ class Teams(ScriptedEnv):
 def test_several_agents_are_one_side_and_seats_are_by_choice() -> None:
     algorithm, env = always({"shared": 0}, Teams), make_vec_env(Teams, n_envs=2)
     found = play_seats(algorithm, env, Third, [["z", "x"], ["y"]], n_episodes=4, seed=1)
-    assert {seat: each.metrics["agent_episode_returns_mean"]["z"] for seat, each in found.by_seat.items()} == {
+    assert {seat: each.metrics["agent_episode_returns_mean"]["z"] for seat, each in found.items()} == {
         ("z", "x"): pytest.approx(1 - 2.5 / 3),
         ("y",): pytest.approx(0.5 - 2 / 3),
     }
-    assert found.metrics()["z,x"]["won"] == 1.0
+    assert metrics_of(found)["z,x"]["won"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -229,9 +230,9 @@ def test_seats_that_leave_nobody_on_a_side_are_refused(seats: Any, message: str)
 )
 def test_outcomes_are_counted_only_where_returns_oppose_each_other(env: Any, known: bool) -> None:
     found = play_seats(always({"shared": 0}, Teams), make_vec_env(Teams, n_envs=2, **env), n_episodes=20, seed=1)
-    outcomes = found.outcomes()
-    assert set(outcomes) == (set(found.by_seat) if known else set())
-    for shares in outcomes.values():
+    by_seat = outcomes(found)
+    assert set(by_seat) == (set(found) if known else set())
+    for shares in by_seat.values():
         assert [sum(of_episode) for of_episode in zip(*shares.values(), strict=True)] == [1.0] * 20
 
 
@@ -267,7 +268,7 @@ WHERE = r"opponent .*answering.<locals>.Wrong, agent 'b', env 0, episode 1, step
 def test_an_opponent_that_fails_is_named_with_agent_env_and_step(answer: Any, step: int, message: str) -> None:
     env = make_vec_env(ScriptedEnv, n_envs=2, masked=True)
     with pytest.raises(HookError, match=WHERE.format(step) + message):
-        play_episodes(make(), env, 4, acting=["a"], against=answering(answer))
+        play(make(), env, 4, acting=["a"], against=answering(answer))
 
 
 @pytest.mark.parametrize(
@@ -283,13 +284,13 @@ def test_an_opponent_that_fails_is_named_with_agent_env_and_step(answer: Any, st
 def test_actions_are_those_of_the_env(space: Any, good: Any, bad: Any) -> None:
     settings = {"observation_space": spaces.Box(-1, 1, (2,)), "action_space": space}
     algorithm, env = make(SampledEnv, env_kwargs=settings), make_vec_env(SampledEnv, **settings)
-    play_episodes(algorithm, env, 1, acting=["a"], against=answering(good))
+    play(algorithm, env, 1, acting=["a"], against=answering(good))
     (received,) = env.call("received", [0])
     for step in received:
         np.testing.assert_equal(step["b"], good)
     with pytest.raises(HookError, match="accepted: an action in"):
-        play_episodes(algorithm, env, 1, acting=["a"], against=answering(bad))
-    play_episodes(algorithm, env, 1, acting=["a"], against="random")
+        play(algorithm, env, 1, acting=["a"], against=answering(bad))
+    play(algorithm, env, 1, acting=["a"], against="random")
     assert all(space.contains(step["b"]) for step in env.call("received", [0])[0])
 
 
@@ -297,12 +298,12 @@ def test_actions_of_several_parts_are_those_that_the_mask_allows() -> None:
     settings = {"observation_space": spaces.Box(-1, 1, (2,)), "action_space": PARTS, "masked": True}
     spec = {"shared": PolicySpec("maskable_ppo", batch_size=4)}
     algorithm, env = make(SampledEnv, policies=spec, env_kwargs=settings), make_vec_env(SampledEnv, **settings)
-    play_episodes(algorithm, env, 3, acting=["a"], against="random")
+    play(algorithm, env, 3, acting=["a"], against="random")
     moves = [step["b"][0] - 1 for step in env.call("received", [0])[0]]
     assert all(move != number % 3 % 2 for number, move in enumerate(moves))  # of steps 0, 1 and 2 of each episode
     forbidden = (np.int64(1), {"aim": np.zeros(2, np.float32)})
     with pytest.raises(HookError, match="which the action mask forbids"):
-        play_episodes(algorithm, env, 1, acting=["a"], against=answering(forbidden))
+        play(algorithm, env, 1, acting=["a"], against=answering(forbidden))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, evaluate_against_random, make_vec_env
 from marl_sb3.callbacks import EvaluationCallback
-from marl_sb3.evaluation.playing import play_episodes
+from marl_sb3.evaluation.playing import play
 
 WORTH = (1.0, 0.0, 0.5, 0.25)  # of each action
 POLICIES = {"policy_kwargs": {"net_arch": [4]}, "n_steps": 8, "batch_size": 8}
@@ -64,7 +64,7 @@ def test_without_masks_random_agents_take_every_action() -> None:
     gained = evaluate_against_random(algorithm, env, 1500, seed=1)["agent_gains_mean"]
     mean = sum(WORTH) / 4
     assert gained == {"a": pytest.approx(1 - mean, abs=0.04), "b": pytest.approx(0 - mean, abs=0.04)}
-    played = play_episodes(algorithm, env, 1500, seed=1, acting=["a"]).agent_returns("a")
+    played = play(algorithm, env, 1500, seed=1, acting=["a"]).agent_returns("a")
     shares = [np.mean(np.isclose(played, 1 - worth)) for worth in WORTH]
     assert shares == [pytest.approx(0.25, abs=0.04)] * 4
 

@@ -17,7 +17,7 @@ from live_envs import made, small_run
 
 from marl_sb3.errors import ConfigError, MarlSb3Error
 from marl_sb3.evaluation.game import Game
-from marl_sb3.evaluation.playing import play_episodes
+from marl_sb3.evaluation.playing import play
 from marl_sb3.evaluation.session import Film, GameSession, Moment, Stage, ViewerCommand, ViewerLeftError
 from marl_sb3.evaluation.viewed_env import View
 from marl_sb3.runs.building import make_envs
@@ -63,7 +63,7 @@ def returns_of_next(game: Game) -> dict[str, float]:
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_seed_gives_the_returns_of_evaluations_beside_another_game(arena: SavedRun, deterministic: bool) -> None:
     with closing(make_envs(arena.config, n_envs=1)) as env:
-        played = play_episodes(arena.policies(None, env), env, 3, deterministic, seed=3)
+        played = play(arena.policies(None, env), env, 3, deterministic, seed=3)
     with closing(made(arena)) as game, closing(made(arena)) as other:
         game.begin(3, deterministic, None)
         other.begin(4, False, "latest")

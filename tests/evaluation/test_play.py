@@ -16,7 +16,7 @@ from toy_envs import SampledEnv, ScriptedEnv
 import marl_sb3
 from marl_sb3 import ConfigError, InfoMetric, MultiAgentAlgorithm, MultiAgentVecEnv, load_policies, make_vec_env
 from marl_sb3.core.metrics.names import flatten
-from marl_sb3.evaluation.playing import episodes_of_env, evaluate_policies, metric_names, play_episodes
+from marl_sb3.evaluation.playing import episodes_of_env, evaluate_policies, metric_names, play
 
 
 def test_metrics_are_those_of_the_episodes_played() -> None:
@@ -53,7 +53,7 @@ def test_names_are_those_of_a_training_result() -> None:
 
 def test_custom_metrics_of_the_training_are_measured_too() -> None:
     algorithm = make(custom_metrics={"last_step": InfoMetric("step", "a", "last")})
-    evaluation = play_episodes(algorithm, make_vec_env(ScriptedEnv), n_episodes=2)
+    evaluation = play(algorithm, make_vec_env(ScriptedEnv), n_episodes=2)
     assert evaluation.metrics["custom_metrics"] == {"last_step_mean": 3.0, "last_step_min": 3.0, "last_step_max": 3.0}
     assert evaluation.custom("last_step") == [3.0, 3.0]
 
@@ -73,7 +73,7 @@ class Rising(ScriptedEnv):
 
 
 def test_every_episode_is_kept() -> None:
-    evaluation = play_episodes(make(Rising), make_vec_env(Rising), n_episodes=3)
+    evaluation = play(make(Rising), make_vec_env(Rising), n_episodes=3)
     assert evaluation.returns() == [3.0, 2.0, 9.0]
     assert evaluation.agent_returns("a") == [1.0, 2.0, 3.0]
     assert evaluation.agent_returns("b") == [2.0, 6.0]
@@ -83,7 +83,7 @@ def test_every_episode_is_kept() -> None:
 
 def test_someone_may_watch_the_episodes() -> None:
     seen: list[Any] = []
-    evaluation = play_episodes(make(), make_vec_env(ScriptedEnv, n_envs=2), n_episodes=3, on_episode=seen.append)
+    evaluation = play(make(), make_vec_env(ScriptedEnv, n_envs=2), n_episodes=3, on_episode=seen.append)
     assert tuple(seen) == evaluation.episodes
 
 
@@ -101,7 +101,7 @@ def short_and_long(env_index: int) -> ScriptedEnv:
 )
 def test_each_env_plays_its_share(n_episodes: int, n_envs: int, by_env: list[int]) -> None:
     assert [episodes_of_env(index, n_envs, n_episodes) for index in range(n_envs)] == by_env
-    played = play_episodes(make(short_and_long), make_vec_env(short_and_long, n_envs), n_episodes)
+    played = play(make(short_and_long), make_vec_env(short_and_long, n_envs), n_episodes)
     counts = Counter(episode.env_index for episode in played.episodes)
     assert [counts[index] for index in range(n_envs)] == by_env
     assert played.metrics["num_episodes"] == n_episodes
@@ -120,7 +120,7 @@ def test_short_episodes_are_not_favoured() -> None:
     [(8, [1, 1, 1, 1]), (20, [1] * 10 + [10]), (19, [1] * 10 + [10]), (1, [1])],
 )
 def test_a_duration_in_env_steps_counts_what_ends_in_it(n_env_steps: int, lengths: list[int]) -> None:
-    evaluation = play_episodes(make(short_and_long), make_vec_env(short_and_long, n_envs=2), n_env_steps=n_env_steps)
+    evaluation = play(make(short_and_long), make_vec_env(short_and_long, n_envs=2), n_env_steps=n_env_steps)
     assert evaluation.lengths() == lengths
 
 
@@ -169,7 +169,9 @@ def test_policies_alone_play_as_with_their_training(tmp_path: Path) -> None:
     alone = replace(load_policies(tmp_path / "saved", device="cpu"), custom_metrics=metrics)
     of_training, of_policies = (without_clock(evaluate_policies(each, env, 4, seed=5)) for each in (algorithm, alone))
     assert of_policies == of_training
-    assert without_clock(evaluate_policies(algorithm.bundle(), env, 4, seed=5)) == of_training
+    loaded = MultiAgentAlgorithm.load(tmp_path / "saved", make_vec_env(ScriptedEnv))
+    for each in (algorithm.bundle(), replace(loaded.bundle(), custom_metrics=metrics)):
+        assert without_clock(evaluate_policies(each, env, 4, seed=5)) == of_training
     assert without_clock(evaluate_policies(algorithm, env, 4, deterministic=False, seed=5)) == of_training
     assert "custom_metrics/reward_mean" in of_training
 

@@ -24,7 +24,7 @@ from marl_sb3.core.learners.building import processing_of
 from marl_sb3.core.mapping import rows_of_policy
 from marl_sb3.core.sb3.spaces import SpacesOnlyVecEnv
 from marl_sb3.core.vec_env.seeding import episode_seed
-from marl_sb3.evaluation.playing import evaluate_policies, play_episodes
+from marl_sb3.evaluation.playing import evaluate_policies, play
 
 # Who acts, and on what
 
@@ -128,7 +128,7 @@ def test_returns_and_lengths_are_those_of_sb3s_evaluate_policy() -> None:
     theirs, lengths = evaluate_policy(
         algorithm.policies["shared"], rows, n_eval_episodes=12, return_episode_rewards=True, warn=False
     )
-    ours = play_episodes(algorithm, make_vec_env("arena", n_envs=3, **options), n_episodes=6, seed=5)
+    ours = play(algorithm, make_vec_env("arena", n_envs=3, **options), n_episodes=6, seed=5)
     assert ours.lengths() == lengths[::2]
     assert [r for e in ours.episodes for r in e.agent_returns.values()] == pytest.approx(theirs, abs=1e-5)
     assert len(set(theirs)) > 1
@@ -150,7 +150,7 @@ def test_returns_are_those_of_a_plain_loop_over_a_gymnasium_env(algorithm_class:
             total, ended = total + float(reward), terminated or truncated
         return total
 
-    evaluation = play_episodes(algorithm, make_vec_env("CartPole-v1", n_envs=2), n_episodes=5, seed=11)
+    evaluation = play(algorithm, make_vec_env("CartPole-v1", n_envs=2), n_episodes=5, seed=11)
     for env_index, share in enumerate([2, 3]):
         mine = [episode for episode in evaluation.episodes if episode.env_index == env_index]
         assert [e.agent_returns["agent"] for e in mine] == [played(env_index, k) for k in range(share)]
@@ -191,7 +191,7 @@ def bundle_of(algorithm_class: Any, policy: str, env: MultiAgentVecEnv, network:
 def test_a_policy_that_takes_masks_never_does_what_its_env_forbids(deterministic: bool) -> None:
     env = make_vec_env(ForbiddingEnv, n_envs=2)
     bundle = bundle_of(sb3_contrib.MaskablePPO, "MlpPolicy", env, {"net_arch": [4]})
-    play_episodes(bundle, env, n_episodes=10, deterministic=deterministic, seed=0)
+    play(bundle, env, n_episodes=10, deterministic=deterministic, seed=0)
     for taken in env.call("taken", [0, 1]):
         assert len(taken) > 40
         assert all(action != forbidden for action, forbidden in taken)
@@ -224,7 +224,7 @@ def test_a_policy_with_memory_plays_as_a_plain_loop_that_resets_it_with_each_epi
             length, ended = length + 1, terminated or truncated
         return length
 
-    evaluation = play_episodes(bundle, env, n_episodes=8, deterministic=True, seed=11)
+    evaluation = play(bundle, env, n_episodes=8, deterministic=True, seed=11)
     for env_index in range(2):
         lengths = [episode.length for episode in evaluation.episodes if episode.env_index == env_index]
         assert lengths == [played(env_index, episode) for episode in range(4)]

@@ -22,7 +22,7 @@ import marl_sb3
 from marl_sb3 import ConfigError, HookError, PolicySpec, combine_policies, make_vec_env
 from marl_sb3.evaluation.game import Game, GamePlan
 from marl_sb3.evaluation.opponents import Rival
-from marl_sb3.evaluation.playing import play_episodes
+from marl_sb3.evaluation.playing import play
 from marl_sb3.evaluation.session import GameSession, ViewerCommand
 from marl_sb3.evaluation.viewed_env import view_if_drawn
 
@@ -77,7 +77,7 @@ def test_without_swaps_the_episodes_are_those_of_evaluations(rival: str) -> None
     settings: Any = {"plans": plans(2), "masked": True}
     ours, other = (make(NoisyEnv, {"p": PolicySpec(**SEEING)}, env_kwargs=settings, seed=seed) for seed in (0, 1))
     against: Any = other.bundle() if rival == "another" else rival
-    evaluation = play_episodes(ours, make_vec_env(NoisyEnv, **settings), 4, False, 3, acting=["b"], against=against)
+    evaluation = play(ours, make_vec_env(NoisyEnv, **settings), 4, False, 3, acting=["b"], against=against)
     with game(ours, against, NoisyEnv, settings, seat=["b"]) as playing:
         playing.begin(3, False, None, "them", swaps=False)
         assert [returns for _, returns in episodes_of(playing, 4)] == [e.agent_returns for e in evaluation.episodes]
@@ -254,7 +254,7 @@ def test_a_rival_that_fails_is_named_with_episode_and_step_until_the_game_begins
     [
         (
             lambda: always({"shared": 0}, Teams).bundle(),
-            "them cannot play b: the env has agents a, b; the policies act",
+            "them cannot play b: no policy of it is for agent b, but for x, y, z",
         ),
         (lambda: make(env_kwargs={}).bundle(), r"them cannot play b: the env has space Box\(0.0, 1.0, \(1,\)"),
         (lambda: "no_such:Thing", "cannot import 'no_such'"),
@@ -283,7 +283,10 @@ def test_who_can_play_one_side_keeps_it(side: str, pays: float) -> None:
         with pytest.raises(ConfigError, match="them cannot play"):
             playing.take(side)
         assert playing.persons == {}
-    with game(always(US), rival, seat=[side]) as playing, pytest.raises(ConfigError, match="the policies act for"):
+    with (
+        game(always(US), rival, seat=[side]) as playing,
+        pytest.raises(ConfigError, match="no policy of it is for agent"),
+    ):
         playing.begin(1, True, None, "them")
 
 

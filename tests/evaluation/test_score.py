@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from marl_sb3.evaluation.score import Scoreboard
+from marl_sb3.evaluation.played import Scoreboard
 
 A, B, C = "abc"
 

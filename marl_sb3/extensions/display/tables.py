@@ -1,21 +1,25 @@
-"""Tables of returns, of a training run and of the episodes of an evaluation."""
+"""Tables for terminals, pages and Markdown; those of the returns of a training, and of episodes of an evaluation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from textwrap import fill
 from typing import Any
 
+from rich import table as rich
+from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 from typing_extensions import override
 
 from marl_sb3.core.metrics.names import Result
 from marl_sb3.core.metrics.statistics import SampleStats, sample_stats
+from marl_sb3.extensions.display import page
+from marl_sb3.extensions.display.page import Html
 from marl_sb3.extensions.display.screen import standard_console
-from marl_sb3.extensions.display.text import between, number
+from marl_sb3.extensions.display.text import between, markdown_text, number
 from marl_sb3.types import AgentID
 
 MOST_AGENTS = 8  # in a table; of more agents, the best and the worst are shown
@@ -29,7 +33,49 @@ AGENTS = "agent_episode_returns_mean"
 CUSTOM = "custom_metrics"
 
 
-def returns_table(result: Result, evaluation: Result, width: int, most_agents: int | None = MOST_AGENTS) -> Table:
+@dataclass(frozen=True)
+class Table:
+    """Rows under a head."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    numbers_from: int | None = None  # the column from which on all are numbers, which stand at the right; None: none
+
+    def columns(self, names: Container[str]) -> Table:
+        """Return it with these columns alone."""
+        kept = [place for place, name in enumerate(self.head) if name in names]
+        return replace(self, head=[self.head[at] for at in kept], rows=[[row[at] for at in kept] for row in self.rows])
+
+    def print(self, console: Console, whole: Container[int] = ()) -> None:
+        """Print it. Where there is no room, cells are folded; in the columns `whole`, only intervals and heads are."""
+        if self.title:
+            console.print(self.title, style="italic", soft_wrap=True)
+        widths = [max(map(len, column)) for column in zip(self.head, *self.rows, strict=True)]
+        is_narrow = sum(widths) + _GAP * len(widths) > console.width
+        printed = rich.Table(box=None, pad_edge=False, header_style="bold")
+        for place, name in enumerate(self.head):
+            side: Any = "left" if self.numbers_from is None or place < self.numbers_from else "right"
+            label = fill(name, max(map(len, name.split()), default=1)) if is_narrow and place in whole else name
+            printed.add_column(label, justify=side, overflow="fold", no_wrap=place in whole)
+        to = "\nto " if is_narrow else " to "
+        for row in self.rows:
+            printed.add_row(*(cell.replace(" to ", to) if at in whole else cell for at, cell in enumerate(row)))
+        console.print(printed)
+
+    def html(self) -> Html:
+        """Return it as part of a page, without its title."""
+        return page.table(self.rows, self.head)
+
+    def markdown(self) -> str:
+        """Return it in Markdown, without its title."""
+        n, of_text = len(self.head), self.numbers_from
+        rule = ["---"] * n if of_text is None else ["---"] * of_text + ["--:"] * (n - of_text)
+        rows = [[*map(markdown_text, row)] for row in self.rows]
+        return "".join(f"| {' | '.join(line)} |\n" for line in [self.head, rule, *rows])
+
+
+def returns_table(result: Result, evaluation: Result, width: int, most_agents: int | None = MOST_AGENTS) -> rich.Table:
     """Make a table of the mean returns and custom metrics over the latest episodes.
 
     Args:
@@ -46,7 +92,7 @@ def metrics_table(
     evaluation: Mapping[str, Any],
     width: int,
     trend: Callable[[MetricRow, int], str] | None = None,
-) -> Table:
+) -> rich.Table:
     """Make a table of at most `width` characters; labels are cut if it does not fit, numbers never.
 
     Args:
@@ -71,9 +117,9 @@ def metrics_table(
     return table
 
 
-def _table(label: str, label_width: int, widths: Mapping[str, int]) -> Table:
+def _table(label: str, label_width: int, widths: Mapping[str, int]) -> rich.Table:
     """Make a table with a column of labels, which may be cut, and columns of numbers of at least these widths."""
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, _GAP // 2))
+    table = rich.Table(box=None, header_style="dim", pad_edge=False, padding=(0, _GAP // 2))
     table.add_column(label, no_wrap=True, overflow="ellipsis", width=label_width)
     for name, width in widths.items():
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
@@ -172,7 +218,7 @@ _FIGURES = ("mean", "SD", "min", "max", "95 % CI of the mean")
 _LABEL_WIDTH = 24  # characters of a label that are kept while there are figures that can be left out instead
 
 
-def samples_table(samples: Samples, width: int, bold: str, title: str = "per episode") -> Table:
+def samples_table(samples: Samples, width: int, bold: str, title: str = "per episode") -> rich.Table:
     """Make a table with a row for each sample: mean, standard deviation, extremes and confidence interval.
 
     Args:

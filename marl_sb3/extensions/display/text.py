@@ -34,6 +34,12 @@ def one_line(text: object) -> str:
     return printable(" ".join(str(text).split()))
 
 
+def markdown_text(text: object) -> str:
+    """Text on one line, in which nothing is Markdown or HTML."""
+    escaped = one_line(text).replace("&", "&amp;").replace("<", "&lt;")
+    return "".join(f"\\{char}" if char in "|`*[]\\" else char for char in escaped)
+
+
 def duration(seconds: float | None) -> str:
     """Format seconds as hours, minutes and seconds, such as `0:01:23`; None is a dash."""
     if seconds is None:

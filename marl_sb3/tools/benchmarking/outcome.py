@@ -15,8 +15,9 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from marl_sb3.core.metrics.statistics import bootstrap_interval, interquartile_mean
-from marl_sb3.evaluation.playing import OUTCOMES
-from marl_sb3.extensions.display.page import Page, note, table
+from marl_sb3.evaluation.played import OUTCOMES
+from marl_sb3.extensions.display.page import Page, note
+from marl_sb3.extensions.display.tables import Table
 from marl_sb3.extensions.display.text import duration, number
 from marl_sb3.files.atomic import named_by_user, write_whole
 from marl_sb3.files.paths import path_is_usable
@@ -96,8 +97,12 @@ def _words(name: str, result: TrainingResult) -> str:
 # --- The table -------------------------------------------------------------------------------------------------------
 
 
-def rows(benchmark: Benchmark) -> Iterator[Sequence[str]]:
-    """Yield the rows of the table, the columns of which are `HEAD`: one for each metric; references below each env."""
+def tables(benchmark: Benchmark) -> list[Table]:
+    """Return a table for each env, its name the title: rows are metrics, and below them references."""
+    return [Table(HEAD, list(of_env), name) for name, of_env in groupby(_rows(benchmark), key=lambda row: row[0])]
+
+
+def _rows(benchmark: Benchmark) -> Iterator[Sequence[str]]:
     for env, algos in benchmark.pairs.items():
         file, first = env.random_file, ""
         at_random = read_json(file, RandomResult, "result of random agents").metrics if os.path.lexists(file) else {}
@@ -135,12 +140,6 @@ def interval(values: Sequence[float]) -> str:
     return f"{middle} ({number(float(low))} to {number(float(high))})"
 
 
-def markdown(benchmark: Benchmark) -> str:
-    """Return the table in Markdown."""
-    lines = [HEAD, ["---"] * len(HEAD), *rows(benchmark)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
 # --- Files -----------------------------------------------------------------------------------------------------------
 
 
@@ -152,7 +151,7 @@ def write_outcome(benchmark: Benchmark, curves: str | None = None, out: Path | N
         out: the file of the page, which is not among those that are returned; None: there is none.
     """
     figures: dict[str, Figure] = {}
-    files = [write_whole(benchmark.folder / OUTCOME[0], markdown(benchmark))]
+    files = [write_whole(benchmark.folder / OUTCOME[0], Table(HEAD, list(_rows(benchmark))).markdown())]
     data: dict[str, Any] = {}
     for env, algos in benchmark.pairs.items():
         done = {algo: [each for each in trainings if each.result_file.exists()] for algo, trainings in algos.items()}
@@ -194,12 +193,12 @@ def _page(benchmark: Benchmark, figures: Mapping[str, Figure]) -> Page:
         "IQM: interquartile mean over the seeds of what the trained policies reach, with its 95 % interval; random: "
         "what random agents reach. Seconds are medians of the rollouts and updates of a training."
     )
-    for name, of_env in groupby(rows(benchmark), key=lambda row: row[0]):
-        parts = [table([row[1:] for row in of_env], HEAD[1:]), *map(note, filter(None, [explained]))]
+    for table in tables(benchmark):
+        parts = [table.columns(HEAD[1:]).html(), *map(note, filter(None, [explained]))]
         explained = ""
-        if (figure := figures.get(name)) is not None:
+        if (figure := figures.get(table.title)) is not None:
             parts += with_notes(page, figure)
-        page.add(name, *parts)
+        page.add(table.title, *parts)
     failed = [how_it_ended(each) for each in benchmark.trainings if each.failure_file.exists()]
     if failed:
         page.add("Failed", *map(note, failed))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from marl_sb3.core.config.algorithms import algorithm_info
 from marl_sb3.core.config.values import Count, PositiveInt, accepts, require
@@ -33,7 +33,7 @@ _TOP = ("algos", "envs", "seeds", "episodes", "checkpoint", "presets", "settings
 _OF_ENV = ("env", "algos", "seeds", "episodes", "checkpoint", "presets", "against", "metrics", "references")
 _OF_ALGO = ("algo", "presets")
 _SETTINGS_FILE = "settings.yaml"
-_CHECKPOINTS = ("latest", "best")
+_Checkpoint = Literal["latest", "best"]
 OUTCOME = ("table.md", "marl_eval.json")  # what came of a benchmark
 _BESIDE = ("result.json", "failed", "processor.json")  # files of a training, besides its claims
 
@@ -248,20 +248,18 @@ class _Reader:
         def asked(key: str, default: Any) -> Any:
             return given.get(key, self.top.get(key, default))
 
-        key = f"{where}.episodes"
-        episodes = require(f"{self.file}: {key}", asked("episodes", 100), PositiveInt, key)
-        checkpoint = asked("checkpoint", "latest")
-        key = f"{where}.checkpoint"
-        require_known(checkpoint, _CHECKPOINTS, f"{self.file}: {key} is {shown(checkpoint)}", key)
-        against, metrics = (self._names(f"{where}.{key}", given.get(key) or ()) for key in ("against", "metrics"))
+        episodes = self._value(f"{where}.episodes", asked("episodes", 100), PositiveInt)
+        checkpoint = self._value(f"{where}.checkpoint", asked("checkpoint", "latest"), _Checkpoint)
+        against, metrics = (
+            self._value(f"{where}.{key}", given.get(key) or [], Sequence[str]) for key in ("against", "metrics")
+        )
         if unknown := [who for who in against if not is_code(who)]:
             accepted = f"a list of {', '.join((RANDOM, *OPPONENTS.names()))} and MODULE:CLASS"
             raise self._refused(f"{where}.against", f"has {unknown[0]}; accepted: {accepted}")
         self._require_trusted(f"{where}.against", [who for who in against if ":" in who])
         references = self._mapping(f"{where}.references", given.get("references") or {})
         for who, value in references.items():
-            if not isinstance(value, (int, float)) or isinstance(value, bool):
-                refuse(f"{self.file}: {where}.references.{who}", value, "a number", f"{where}.references.{who}")
+            self._value(f"{where}.references.{who}", value, float)
         return BenchmarkEnv(name, folder, episodes, checkpoint, against, metrics, references)
 
     def _seeds(self, where: str, given: Mapping[str, Any]) -> list[int]:
@@ -271,7 +269,7 @@ class _Reader:
             refuse(
                 f"{self.file}: {where}", seeds, "a number of seeds of at least 1, or a list of different seeds", where
             )
-        return [require(f"{self.file}: {where}", seed, Count, where) for seed in listed]
+        return [self._value(where, seed, Count) for seed in listed]
 
     def _algos_of(self, where: str, of_env: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Return the settings of each algorithm in one env alone."""
@@ -330,14 +328,10 @@ class _Reader:
         return ConfigError(f"{self.file}: {key} {words}", key=key)
 
     def _mapping(self, key: str, value: Any) -> Mapping[str, Any]:
-        if not isinstance(value, Mapping):
-            refuse(f"{self.file}: {key}", value, "a mapping", key)
-        return {str(name): own for name, own in value.items()}
+        return {str(name): own for name, own in self._value(key, value, Mapping).items()}
 
-    def _names(self, key: str, value: Any) -> list[str]:
-        if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
-            refuse(f"{self.file}: {key}", value, "a list of names", key)
-        return list(value)
+    def _value(self, key: str, value: Any, kind: Any) -> Any:
+        return require(f"{self.file}: {key}", value, kind, key)
 
     def _entries(self, key: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
         """Return name -> settings of what may be a list of names, too."""

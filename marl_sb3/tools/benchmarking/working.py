@@ -35,7 +35,8 @@ from marl_sb3.core.training.callback import TrainingCallback
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.errors import ConfigError, MarlSb3Error, described
 from marl_sb3.evaluation.opponents import RANDOM
-from marl_sb3.evaluation.playing import EvaluationPlan, SeatEvaluations, play_episodes, seats_of
+from marl_sb3.evaluation.played import metrics_of
+from marl_sb3.evaluation.playing import EvaluationPlan, play, seats_of
 from marl_sb3.extensions.display.tables import progress_bars
 from marl_sb3.extensions.remote.processes.worker import ending
 from marl_sb3.files.atomic import write_whole
@@ -312,7 +313,7 @@ def evaluated(
         "seed": plan.seed,
     }
     if not against:
-        alone = play_episodes(policies, env, acting=() if at_random else None, **options)
+        alone = play(policies, env, acting=() if at_random else None, **options)
         of_agents = {agent: alone.agent_returns(agent) for agent in env.agents}
         means = {agent: mean(each) for agent, each in of_agents.items() if each}
         metrics = flatten(alone.metrics)
@@ -328,8 +329,8 @@ def evaluated(
         for seat in seats_of(env.agents, None):
             everybody = {agent: RANDOM if agent in seat else who for agent in env.agents}
             acting, others = ((), everybody) if at_random else (seat, who)
-            games[seat] = play_episodes(policies, env, acting=acting, against=others, **options)
-        metrics |= flatten({who: SeatEvaluations(who, games).metrics()})
+            games[seat] = play(policies, env, acting=acting, against=others, **options)
+        metrics |= flatten({who: metrics_of(games)})
     return {"deterministic": plan.deterministic, "metrics": metrics, "episodes": {}}
 
 

@@ -16,15 +16,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.core.config.values import EXTERNAL, counted
+from marl_sb3.core.config.values import EXTERNAL
 from marl_sb3.core.metrics.names import flatten
-from marl_sb3.core.metrics.statistics import SampleStats, sample_stats
+from marl_sb3.core.metrics.statistics import SampleStats
 from marl_sb3.core.state.checkpoint import Checkpoint
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.evaluation.opponents import RANDOM
-from marl_sb3.evaluation.playing import Evaluation, EvaluationPlan, SeatEvaluations, play_episodes
-from marl_sb3.extensions.display.text import between, number, one_line
+from marl_sb3.evaluation.played import Played
+from marl_sb3.evaluation.playing import EvaluationPlan, play
+from marl_sb3.extensions.display.tables import Table
+from marl_sb3.extensions.display.text import between, markdown_text, number
 from marl_sb3.extensions.display.video import VideoFile
 from marl_sb3.extensions.hub import Address
 from marl_sb3.extensions.store.checkpoint_folder import RUN_CONFIG, with_checkpoint
@@ -35,7 +37,7 @@ from marl_sb3.files.plain_yaml import yaml_text
 from marl_sb3.files.regular import read_regular
 from marl_sb3.results.result_log import RESULT_FILE, read_results
 from marl_sb3.runs.building import make_envs
-from marl_sb3.runs.evaluate import SUM, EvaluatedRun, evaluate_run, samples_of, samples_of_seats
+from marl_sb3.runs.evaluate import SUM, EvaluatedRun, evaluate_run, samples_of
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.runs.schema import TrainConfig
 
@@ -92,7 +94,7 @@ def write_run_folder(
         write_whole(fresh / RESULT_FILE, lines)
         written = SavedRun.open(fresh, env, makes_env=episodes > 0)
         measured = _measured(written, episodes, fresh) or Measured.of_training(flatten(results[-1]) if results else {})
-        write_whole(fresh / CARD, card_text(written.config, found, measured, address, references or {}))
+        write_whole(fresh / CARD, cardmarkdown_text(written.config, found, measured, address, references or {}))
     return found
 
 
@@ -121,10 +123,10 @@ def _measured(run: SavedRun, episodes: int, folder: Path) -> Measured | None:
         plan = replace(plan, against=RANDOM)
     played, film = _filmed(run, plan, folder)
     if plan.against is not None:
-        return Measured.of_seats(played, film)
+        return Measured.of(played, None, film)
     with closing(make_envs(run.config, n_envs=plan.n_envs, seed=plan.seed)) as env:
-        at_random = play_episodes(run.policies(None, env), env, plan.n_episodes, seed=plan.seed, acting=())
-    return Measured.of_episodes(played, at_random, film)
+        at_random = play(run.policies(None, env), env, plan.n_episodes, seed=plan.seed, acting=())
+    return Measured.of(played, at_random, film)
 
 
 def _filmed(run: SavedRun, plan: EvaluationPlan, folder: Path) -> tuple[EvaluatedRun, str | None]:
@@ -155,21 +157,16 @@ class Measured:
     film: str | None = None  # name of the file
 
     @classmethod
-    def of_episodes(cls, played: EvaluatedRun, at_random: Evaluation, film: str | None) -> Measured:
-        """Compare the policies with random agents in the same envs."""
-        assert isinstance(played.evaluation, Evaluation)
-        agents = list(played.evaluation.metrics["agent_episode_returns_mean"])[:_MOST_AGENTS]
-        ours, theirs = (dict(samples_of(each, agents, ())) for each in (played.evaluation, at_random))
-        names = [SUM, *(name for name in ours if name != SUM)] if len(agents) > 1 else [SUM, "episode length"]
-        rows = [(name, _stats(ours[name]), _stats(theirs[name])) for name in names]
-        return cls(rows, _how(played.plan), played.plan, film)
-
-    @classmethod
-    def of_seats(cls, played: EvaluatedRun, film: str | None) -> Measured:
-        """Of a game in which one wins what others lose: by side, against random agents."""
-        assert isinstance(played.evaluation, SeatEvaluations)
-        rows = [(name, _stats(values), None) for name, values in samples_of_seats(played.evaluation)]
-        return cls(rows, f"Against random agents, each side {_how(played.plan)}", played.plan, film)
+    def of(cls, played: EvaluatedRun, at_random: Played | None, film: str | None) -> Measured:
+        """Compare the policies with random agents: against them by side, or with their episodes, `at_random`."""
+        ours = dict(samples_of(played.played, most_agents=_MOST_AGENTS))
+        how, plan = f"{played.plan.in_words()}.", played.plan
+        if at_random is None:
+            rows = [(name, stats, None) for name, stats in ours.items()]
+            return cls(rows, f"Against random agents, each side {how}", plan, film)
+        theirs = dict(samples_of({(): at_random}, most_agents=_MOST_AGENTS))
+        names = [SUM, *(name for name in ours if name != SUM)] if len(at_random.agents) > 1 else [SUM, "episode length"]
+        return cls([(name, ours[name], theirs[name]) for name in names], how, plan, film)
 
     @classmethod
     def of_training(cls, metrics: Mapping[str, Any]) -> Measured:
@@ -180,18 +177,7 @@ class Measured:
         return cls(rows, "The latest episodes of the training, in which policies explore; none were played apart.")
 
 
-def _stats(values: SampleStats | Sequence[float]) -> SampleStats:
-    return values if isinstance(values, SampleStats) else sample_stats(values)
-
-
-def _how(plan: EvaluationPlan) -> str:
-    actions = {True: "the most likely actions", False: "sampled actions"}
-    is_one = isinstance(plan.deterministic, bool)  # else it is by policy
-    which = actions[bool(plan.deterministic)] if is_one else "sampled actions of some policies"
-    return f"{counted(plan.n_episodes, 'episode')} in {counted(plan.n_envs, 'env')}, {which}, seed {plan.seed}."
-
-
-def card_text(
+def cardmarkdown_text(
     config: TrainConfig, found: Checkpoint, measured: Measured, address: Address | None, references: Mapping[str, float]
 ) -> str:
     """Return the text of the card.
@@ -206,14 +192,13 @@ def card_text(
     title = address.repo if address else f"{config.env}, {config.algo}"
     meta = yaml_text(_metadata(config, measured, title))
     versions = found.about.fields("versions").values().items()
-    rows = "".join(f"| {_text(name)} | {_text(version)} |\n" for name, version in versions)
     parts = [
-        f"---\n{meta}---\n\n# {_text(title)}\n",
+        f"---\n{meta}---\n\n# {markdown_text(title)}\n",
         _origin(config, found),
         *_film(measured.film, address),
         f"## Results\n\n{measured.how} Intervals are of the mean, 95 %.\n\n{_table(measured, references)}",
         _use(config, measured, address),
-        f"## Made with\n\n| package | version |\n| --- | --- |\n{rows}",
+        f"## Made with\n\n{Table(['package', 'version'], [*versions]).markdown()}",
     ]
     return "\n".join(f"{part.rstrip()}\n" for part in parts)
 
@@ -255,23 +240,24 @@ def _origin(config: TrainConfig, found: Checkpoint) -> str:
     agents = ", ".join(f"{agent}: {policy}" for agent, policy in list(policy_of.items())[:_MOST_AGENTS])
     given = "".join(f", {name} = {value!r}" for name, value in config.env_kwargs.items())
     steps = found.about.integer("num_env_steps")
+    env, algo, agents = map(markdown_text, (config.env + given, config.algo, agents))
     return (
-        f"Policies of {_text(config.env)}{_text(given)}, trained with marl_sb3 and Stable-Baselines3 by "
-        f"{_text(config.algo)}: {steps:,} env steps, seed {config.seed}; checkpoint {found.name}. The policy of each "
-        f"agent: {_text(agents)}. Weights are safetensors, all else is JSON and YAML; no file is a pickle.\n"
+        f"Policies of {env}, trained with marl_sb3 and Stable-Baselines3 by {algo}: {steps:,} env steps, "
+        f"seed {config.seed}; checkpoint {found.name}. The policy of each agent: {agents}. "
+        "Weights are safetensors, all else is JSON and YAML; no file is a pickle.\n"
     )
 
 
 def _table(measured: Measured, references: Mapping[str, float]) -> str:
     has_random = any(theirs is not None for _, _, theirs in measured.rows)
     head = ["", "mean", "interval", "SD", *(["random agents", "interval"] if has_random else [])]
-    lines = [head, ["---"] * len(head)]
+    rows = []
     for name, ours, theirs in measured.rows:
         random = [number(theirs.mean), between(theirs.ci95)] if theirs is not None else []
-        lines.append([_text(name), number(ours.mean), between(ours.ci95), number(ours.sd), *random])
+        rows.append([name, number(ours.mean), between(ours.ci95), number(ours.sd), *random])
     rest = ["-"] * (len(head) - 2)
-    lines += [[_text(f"reference, {SUM}: {name}"), number(value), *rest] for name, value in references.items()]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    rows += [[f"reference, {SUM}: {name}", number(value), *rest] for name, value in references.items()]
+    return Table(head, rows).markdown()
 
 
 def _use(config: TrainConfig, measured: Measured, address: Address | None) -> str:
@@ -305,9 +291,3 @@ actions = policies.predict(observations, deterministic={deterministic})  # {{age
 {settings}python -m marl_sb3.train{named} --hparams {file}
 ```
 """
-
-
-def _text(text: object) -> str:
-    """Text of a file on one line, in which nothing is Markdown or HTML."""
-    escaped = one_line(text).replace("&", "&amp;").replace("<", "&lt;")
-    return "".join(f"\\{c}" if c in "|`*[]\\" else c for c in escaped)

@@ -20,7 +20,8 @@ from marl_sb3.core.metrics.statistics import (
     sample_stats,
 )
 from marl_sb3.errors import ConfigError, refuse
-from marl_sb3.extensions.display.page import note, table
+from marl_sb3.extensions.display.page import note
+from marl_sb3.extensions.display.tables import Table
 from marl_sb3.extensions.display.text import between, number
 from marl_sb3.results.curves import SAME_END, Curve, Figure, Panel, draw_up, points_of
 from marl_sb3.results.drawing import matplotlib_figure
@@ -148,7 +149,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """Return the comparison as notebooks show it: the verdict and the tables."""
-        shown = [note(summary(self)), *(table(rows, head) for head, rows in tables(self) if rows)]
+        shown = [note(summary(self)), *(table.html() for table in tables(self) if table.rows)]
         return "".join([*shown, *map(note, self.notes)])
 
     def __repr__(self) -> str:
@@ -276,8 +277,6 @@ def _pair(baseline: Sample, other: Sample, sign: float, comparisons: int) -> Pai
 
 # --- Words -----------------------------------------------------------------------------------------------------------
 
-Table = tuple[list[str], list[list[str]]]  # head and rows
-
 
 def tables(found: Comparison) -> tuple[Table, Table, Table]:
     """Return the tables of the groups, of the pairs, and of the settings in which the groups differ."""
@@ -312,9 +311,9 @@ def tables(found: Comparison) -> tuple[Table, Table, Table]:
         for name, values in found.settings.items()
     ]
     return (
-        ([*head, "env steps to it", "seconds to it"], groups),
-        ([f"against {labels[0]}", "difference", "95 % interval", "P(better)", "95 % interval", ""], pairs),
-        (["setting", *labels], settings),
+        Table([*head, "env steps to it", "seconds to it"], groups),
+        Table([f"against {labels[0]}", "difference", "95 % interval", "P(better)", "95 % interval", ""], pairs),
+        Table(["setting", *labels], settings),
     )
 
 

@@ -14,8 +14,10 @@ import numpy as np
 from marl_sb3.core.config.values import counted
 from marl_sb3.core.metrics.statistics import SampleStats
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.display.page import Html, Page, note, table, words
+from marl_sb3.evaluation.playing import actions_in_words
+from marl_sb3.extensions.display.page import Html, Page, note, words
 from marl_sb3.extensions.display.screen import standard_console
+from marl_sb3.extensions.display.tables import Table
 from marl_sb3.extensions.display.text import number, one_line
 from marl_sb3.files.atomic import named_by_user, write_whole
 from marl_sb3.results.curves import Curve, Figure, Panel
@@ -23,7 +25,7 @@ from marl_sb3.results.drawing import PAGE_LAYOUT, plotly_html
 from marl_sb3.startup import require_extra
 
 if TYPE_CHECKING:
-    from marl_sb3.tools.viewing.matching import Match
+    from marl_sb3.tools.viewing.matching import Match, Points
 
 SUFFIXES = (".html", ".json")
 _MOST_WITH_INTERVALS = 6  # players; with more of them the cells of a terminal's tables are too wide
@@ -34,11 +36,7 @@ _CELL, _EDGES = 46, 130  # pixels
 _LONGEST_NAME = 14  # characters of a player's name on a heat map, of which there is little room on a phone
 _COLORS = ((0.0, "#D55E00"), (0.5, "#F2F2F2"), (1.0, "#0072B2"))  # of Okabe and Ito
 
-_ACTIONS = {True: "the most likely actions", False: "sampled actions", None: "actions by each run's setting"}
-
 _CHECKPOINT = re.compile(r"(?P<kind>.+)[-@](?P<iteration>[0-9]{1,12})")
-
-Rows = tuple[str, Sequence[str], list[list[str]]]  # the title of a table, its head and its rows
 
 
 def require_writable(path: Path) -> None:
@@ -65,23 +63,13 @@ def write(found: Match, path: Path) -> Path:
 
 def show_match(found: Match) -> None:
     """Print a match."""
-    from rich.table import Table
-
     console = standard_console()
-    console.print(one_line(_how(found)), soft_wrap=True, markup=False)
-    for title, head, rows in tables(found, intervals=len(found.players) <= _MOST_WITH_INTERVALS):
-        if title:
-            console.print(one_line(title), style="italic", soft_wrap=True, markup=False)
-        printed = Table(box=None, pad_edge=False, header_style="bold")
-        whole = max(len(row[1]) for row in rows) <= _LONGEST_WHOLE if rows else False
-        for place, name in enumerate(head):
-            style: Any = {"justify": "left", "no_wrap": whole} if place == 1 else {"justify": "right"}
-            printed.add_column(one_line(name), overflow="fold", **style)
-        for row in rows:
-            printed.add_row(*map(one_line, row))
-        console.print(printed)
+    whole = [1] if max(len(one_line(player.name)) for player in found.players) <= _LONGEST_WHOLE else []
+    console.print(one_line(_how(found)), soft_wrap=True)
+    for table in tables(found, intervals=len(found.players) <= _MOST_WITH_INTERVALS):
+        table.print(console, whole=whole)
     for line in [*sentences(found), *(f"note: {line}" for line in found.notes)]:
-        console.print(one_line(line), soft_wrap=True, markup=False)
+        console.print(one_line(line), soft_wrap=True)
 
 
 def sentences(found: Match) -> list[str]:
@@ -107,7 +95,7 @@ def sentences(found: Match) -> list[str]:
 
 def _how(found: Match) -> str:
     sides = " against ".join(map(_side, found.sides))
-    how = _ACTIONS[found.deterministic]
+    how = actions_in_words(found.deterministic)
     how += f", {counted(found.search, 'position')} looked at before each" if found.search else ""
     return (
         f"{found.env}: {len(found.players)} players, {sides}, {counted(found.episodes, 'episode')} of each two in each "
@@ -122,64 +110,52 @@ def _side(name: str) -> str:
 # --- Tables ----------------------------------------------------------------------------------------------------------
 
 
-def tables(found: Match, *, intervals: bool) -> Iterator[Rows]:
+def tables(found: Match, *, intervals: bool) -> Iterator[Table]:
     """The tables of a match: the players, the strongest first; points; where these do not tell all, mean returns."""
-    order = _order(found)
     shows_returns = found.opposed is None or found.unfair is not None
-    yield "", *_players(found, order, found.sides if shows_returns else ())
-    ranks = _ranks(order)
+    yield _players(found, found.sides if shows_returns else ())
     if found.opposed is not None:
-        rows = [
-            [ranks[one], found.players[one].name]
-            + [
-                "" if (cell := found.points[one][two]) is None else _share(cell.share, cell.ci95, intervals)
-                for two in order
-            ]
-            for one in order
-        ]
-        yield "points of the row against the column, %", ["", "player", *ranks.values()], rows
+        cells = [[_share(cell, intervals) for cell in row] for row in found.points]
+        yield _square(found, "points of the row against the column, %", found.points, cells)
     if not shows_returns:
         return
+    others = "the other side" if len(found.sides) == 2 else "all other sides"
     for side, returns in found.returns.items():
-        on, against = _seated(returns, order)
-        rows = [
-            [ranks[one], found.players[one].name, *(_mean(returns[one][two], intervals) for two in against)]
-            for one in on
-        ]
-        others = "the other side" if len(found.sides) == 2 else "all other sides"
-        yield (
-            f"mean return of {_side(side)}: the row plays it, the column {others}",
-            ["", "player", *(ranks[two] for two in against)],
-            rows,
-        )
+        title = f"mean return of {_side(side)}: the row plays it, the column {others}"
+        yield _square(found, title, returns, [[_mean(stats, intervals) for stats in row] for row in returns])
 
 
-def _order(found: Match) -> list[int]:
-    """The players, the strongest first; those without a rating in the order in which they were given."""
+def _square(
+    found: Match, title: str, values: Sequence[Sequence[object | None]], cells: Sequence[Sequence[str]]
+) -> Table:
+    """A table of players against players."""
+    (rows, columns), ranks = _seated(found, values), _ranks(found)
+    listed = [[ranks[one], one_line(found.players[one].name), *(cells[one][two] for two in columns)] for one in rows]
+    return Table(["", "player", *(ranks[two] for two in columns)], listed, title, numbers_from=2)
+
+
+def _ranks(found: Match) -> dict[int, str]:
+    """The numbers of the players in all tables, in their order: 1 is the strongest; those without a rating follow."""
     ratings = [-np.inf if each.rating is None else each.rating.rating for each in found.players]
-    return sorted(range(len(ratings)), key=lambda place: -ratings[place])
-
-
-def _ranks(order: Sequence[int]) -> dict[int, str]:
-    """The numbers of the players in all tables: 1 is the strongest."""
+    order = sorted(range(len(ratings)), key=lambda place: -ratings[place])
     return {place: str(rank) for rank, place in enumerate(order, start=1)}
 
 
-def _seated(cells: Sequence[Sequence[object | None]], order: Sequence[int]) -> tuple[list[int], list[int]]:
+def _seated(found: Match, cells: Sequence[Sequence[object | None]]) -> tuple[list[int], list[int]]:
     """The rows and the columns of a table that have a value: some players cannot take each side."""
-    rows = [one for one in order if any(cell is not None for cell in cells[one])]
-    return rows, [two for two in order if any(row[two] is not None for row in cells)]
+    rows = [one for one in _ranks(found) if any(cell is not None for cell in cells[one])]
+    return rows, [two for two in _ranks(found) if any(row[two] is not None for row in cells)]
 
 
-def _players(found: Match, order: Sequence[int], sides: Iterable[str]) -> tuple[list[str], list[list[str]]]:
+def _players(found: Match, sides: Iterable[str]) -> Table:
     """The players with their ratings, and their mean returns on some sides."""
     rated = any(each.rating is not None for each in found.players)
     head = ["", "player", *(["rating", "95 %", "points %"] if rated else [])]
     head += [f"{_side(side)}, {what}" for side in sides for what in ("own", "others")]
     rows = []
-    for place, rank in _ranks(order).items():
+    for place, rank in _ranks(found).items():
         player = found.players[place]
-        row = [rank, player.name]
+        row = [rank, one_line(player.name)]
         if rated and player.rating is not None:
             low, high = player.rating.ci95
             met = [cell for cell in found.points[place] if cell is not None]
@@ -191,11 +167,14 @@ def _players(found: Match, order: Sequence[int], sides: Iterable[str]) -> tuple[
         for side in sides:
             row += [_mean(player.own.get(side), True), _mean(player.against_others.get(side), True)]
         rows.append(row)
-    return head, rows
+    return Table(head, rows, numbers_from=2)
 
 
-def _share(share: float, ci95: tuple[float, float], intervals: bool) -> str:
-    return f"{100 * share:.0f} ({100 * ci95[0]:.0f} to {100 * ci95[1]:.0f})" if intervals else f"{100 * share:.0f}"
+def _share(points: Points | None, intervals: bool) -> str:
+    if points is None:
+        return ""
+    interval = f" ({100 * points.ci95[0]:.0f} to {100 * points.ci95[1]:.0f})" if intervals else ""
+    return f"{100 * points.share:.0f}{interval}"
 
 
 def _mean(stats: SampleStats | None, intervals: bool) -> str:
@@ -210,19 +189,18 @@ def _mean(stats: SampleStats | None, intervals: bool) -> str:
 
 def players(found: Match) -> list[Html]:
     """The table of players, and what was found in words."""
-    head, rows = _players(found, _order(found), found.sides)
+    table = _players(found, found.sides)
     explained = (
         "Ratings are on Elo's scale: with 400 more, a player wins ten times as often as it loses; the mean is 0. "
-        if "rating" in head
+        if "rating" in table.head
         else ""
     ) + "Own: mean return of a side where the player takes all sides; others: where others take the other sides."
     lines = [_how(found), *sentences(found), *(f"Note: {line}" for line in found.notes)]
-    return [table(rows, head), note(explained), *map(note, lines)]
+    return [table.html(), note(explained), *map(note, lines)]
 
 
 def sections(page: Page, found: Match) -> Iterator[tuple[str, list[Html]]]:
     """The sections of a page about a match: the players, how runs became better, and heat maps."""
-    order = _order(found)
     yield "Players", players(found)
     progress = _progress(found)
     if progress.panels:
@@ -232,7 +210,7 @@ def sections(page: Page, found: Match) -> Iterator[tuple[str, list[Html]]]:
         shares = [[None if cell is None else 100 * cell.share for cell in row] for row in found.points]
         hints = [
             [
-                f"{_share(cell.share, cell.ci95, True)} %<br>{cell.won} won, {cell.drawn} drawn, {cell.lost} lost"
+                f"{_share(cell, True)} %<br>{cell.won} won, {cell.drawn} drawn, {cell.lost} lost"
                 if cell is not None
                 else ""
                 for cell in row
@@ -240,7 +218,7 @@ def sections(page: Page, found: Match) -> Iterator[tuple[str, list[Html]]]:
             for row in found.points
         ]
         look = _look(0.0, 100.0, 0, "points, %; white: even")
-        yield "Points of the row against the column, %", [_heat_map(page, found, order, shares, hints, look)]
+        yield "Points of the row against the column, %", [_heat_map(page, found, shares, hints, look)]
     means = {
         side: [[None if stats is None else stats.mean for stats in row] for row in returns]
         for side, returns in found.returns.items()
@@ -252,7 +230,7 @@ def sections(page: Page, found: Match) -> Iterator[tuple[str, list[Html]]]:
     for side, returns in found.returns.items():
         texts = [[_mean(stats, True) for stats in row] for row in returns]
         text = "The row plays it, the column the others. On the diagonal a player plays with itself."
-        heat_map = _heat_map(page, found, order, means[side], texts, look)
+        heat_map = _heat_map(page, found, means[side], texts, look)
         yield f"Mean return of {_side(side)}", [heat_map, note(text)]
 
 
@@ -267,7 +245,6 @@ def _look(low: float, high: float, digits: int, legend: str) -> dict[str, Any]:
 def _heat_map(
     page: Page,
     found: Match,
-    order: Sequence[int],
     values: Sequence[Sequence[float | None]],
     hints: Sequence[Sequence[str]],
     look: Mapping[str, Any],
@@ -275,8 +252,8 @@ def _heat_map(
     from plotly.graph_objects import Figure as Drawing
     from plotly.graph_objects import Heatmap
 
-    rows, columns = _seated(values, order)
-    ranks, names = _ranks(order), [player.name for player in found.players]
+    rows, columns = _seated(found, values)
+    ranks, names = _ranks(found), [player.name for player in found.players]
     names = [name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}" for name in names]
     heat = Heatmap(
         z=[[values[one][two] for two in columns] for one in rows],

@@ -23,17 +23,16 @@ from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.envs.finding import named_factory
 from marl_sb3.errors import ConfigError, shown
 from marl_sb3.evaluation.opponents import Code, bundle_of, opponent_name
-from marl_sb3.evaluation.playing import EvaluationPlan, play_episodes
+from marl_sb3.evaluation.played import OUTCOMES, mean_returns, oppose, points
+from marl_sb3.evaluation.playing import EvaluationPlan, play
 from marl_sb3.evaluation.search import searching
 from marl_sb3.extensions.display.tables import progress_bars
 from marl_sb3.results.rating import Rating, ratings
 from marl_sb3.runs.building import make_envs
-from marl_sb3.runs.evaluate import EpisodeDigests
 from marl_sb3.runs.folder import run_around, verified_path
 from marl_sb3.tools.viewing.players import Player, Sides, game_of, labels, players_of, runs_of, seated, sides_of
 from marl_sb3.types import AgentID, Array
 
-_ROUNDING = 1e-4  # of returns: rewards are float32
 _UNFAIR = 0.95  # share of the episodes that were not drawn, above which a side wins by itself
 _BEST = 10  # players among whom cycles are looked for
 _NOBODY = PolicyBundle({}, {}, {}, {})
@@ -276,25 +275,14 @@ class _Games:
     ) -> None:
         """Play all games, each with the same seeds."""
         for seating in self.seatings:
-            digests = EpisodeDigests()
-            played = play_episodes(
-                env=env,
-                n_episodes=episodes,
-                seed=seed,
-                on_episode=on_episode,
-                watchers=[digests],
-                **self._who_plays(seating, deterministic),
-            )
-            # Those of an env are in order, and each env has played as many in all games.
-            in_order = sorted(played.episodes, key=lambda episode: episode.env_index)
-            paid = [[each.agent_returns.get(agent, np.nan) for agent in self._agents] for each in in_order]
-            returns = np.array(paid, dtype=np.float64)
-            if episodes > 1 and len(digests.finished[-1]) == 1:
+            who = self._who_plays(seating, deterministic)
+            played = play(env=env, n_episodes=episodes, seed=seed, on_episode=on_episode, compares=True, **who)
+            self._returns[seating] = played.by_seed(self._agents)  # each env has played as many in all games
+            if played.alike:
                 self._same.append(seating)
-            self._returns[seating] = returns
 
     def _who_plays(self, seating: tuple[int, ...], deterministic: bool | None) -> dict[str, Any]:
-        """Return the arguments of `play_episodes` for a game; at most two players sit in it."""
+        """Return the arguments of `play` for a game; at most two players sit in it."""
         bundles = {who: bundle for who in seating if (bundle := bundle_of(self._players[who].plays)) is not None}
         acting = self._seats(seating, next(iter(bundles), None))
         code = {
@@ -313,11 +301,8 @@ class _Games:
         return [agent for side in held for agent in side]
 
     def _mean_return(self, seating: tuple[int, ...], agents: Sequence[AgentID]) -> Array:
-        """The mean return of some agents in each episode, (n,); NaN where none has one."""
-        columns = self._returns[seating][:, [self._agents.index(agent) for agent in agents]]
-        known = ~np.isnan(columns)
-        sums = np.where(known, columns, 0.0).sum(axis=1)
-        return np.where(known.any(axis=1), sums / np.maximum(1, known.sum(axis=1)), np.nan)
+        """The mean return of some agents in each episode, (n,); see `mean_returns`."""
+        return mean_returns(self._returns[seating][:, [self._agents.index(agent) for agent in agents]])
 
     # --- What came of it ---------------------------------------------------------------------------------------------
 
@@ -368,9 +353,7 @@ class _Games:
         """Return two sentences, or None for each: how the returns oppose each other; why it is unclear if they do."""
         everything = np.concatenate(list(self._returns.values()))
         sums = np.nansum(everything, axis=1)  # of those that took part
-        close = _ROUNDING * max(1.0, float(np.nanmax(np.abs(everything), initial=0.0)))
-        differ = np.nanmax(everything, initial=-np.inf) - np.nanmin(everything, initial=np.inf) > close
-        if np.ptp(sums) <= close and (abs(sums[0]) <= close or differ):
+        if oppose(everything, sums):
             total = round(float(sums[0]), 3) + 0.0
             return f"the agents' returns oppose each other: their sum is always about {total:.4g}", None
         found = Opposition(self._agents, {agent: name for name, side in self._sides.items() for agent in side})
@@ -415,19 +398,14 @@ class _Games:
 
         NaN: nobody has won, or lost. With `paired`, both orders count together.
         """
-        margins: Array = np.array(
-            [
-                self._mean_return(seating, self._seats(seating, one))
-                - self._mean_return(seating, self._seats(seating, two))
-                for seating in self.seatings
-                if {*seating} == {one, two}
-            ]
-        )
-        if len(margins) < 1 + paired:
+        seatings = [seating for seating in self.seatings if {*seating} == {one, two}]
+        if len(seatings) < 1 + paired:
             return np.full((1, 1), np.nan)
-        together = margins.sum(axis=0, keepdims=True) if paired else margins
-        close = _ROUNDING * max(1.0, float(np.nanmax(np.abs(together), initial=0.0)))
-        return np.where(np.isnan(together), np.nan, np.where(np.abs(together) <= close, 0.5, together > 0))
+        ours, theirs = (
+            np.array([self._mean_return(seating, self._seats(seating, who)) for seating in seatings])
+            for who in (one, two)
+        )
+        return points(ours.sum(axis=0), theirs.sum(axis=0))[None] if paired else points(ours, theirs)
 
     def _returns_of(self, side: str, one: int, two: int) -> Array:
         """Return the mean return of a side in each episode, with one player on it, and another on all others."""
@@ -459,7 +437,8 @@ def _points(won: Array | None) -> Points | None:
     stats = share_stats(values)
     if stats.mean is None or stats.ci95 is None:
         return None
-    return Points(values.count(1.0), values.count(0.5), values.count(0.0), stats.mean, stats.ci95)
+    n_won, drawn, lost = map(values.count, OUTCOMES.values())
+    return Points(n_won, drawn, lost, stats.mean, stats.ci95)
 
 
 def _cycles(players: Sequence[Entrant], points: Sequence[Sequence[Points | None]]) -> list[Cycle]:

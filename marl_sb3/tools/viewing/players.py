@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from marl_sb3.core.acting.by_agent import PolicyBundle, PolicySpaces
-from marl_sb3.core.config.values import EXTERNAL
+from marl_sb3.core.acting.by_agent import PolicyBundle
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.errors import ConfigError, shown
-from marl_sb3.evaluation.opponents import Against, bundle_of, combine_policies, opponent_name, opponents_of
-from marl_sb3.evaluation.playing import seat_name
+from marl_sb3.evaluation.opponents import Against, bundle_of, combine_policies, misfit, opponent_name, opponents_of
+from marl_sb3.evaluation.played import seat_name
 from marl_sb3.extensions.store.checkpoint_format import MANIFEST
 from marl_sb3.extensions.store.load import load_policies
 from marl_sb3.runs.folder import LEAGUE, members_of, run_around
-from marl_sb3.runs.rivals import player_at
+from marl_sb3.runs.rivals import player_at, require_playable
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.runs.settings import load_config
@@ -71,9 +70,7 @@ def game_of(runs: Mapping[Path, SavedRun], env: str | None) -> tuple[TrainConfig
             raise ConfigError(words, key="env")
         return load_config(env), []
     (first_path, first), *others = ((path, run.config) for path, run in runs.items())
-    if first.env == EXTERNAL:
-        words = "clients step the env of this run, so that no episode can be played in it"
-        raise ConfigError(f"{first_path}: {words}; accepted: --env ENV, with the same agents and spaces", key="env")
+    require_playable(first, f"{first_path}: ")
     notes = []
     for path, config in others:
         if config.env != first.env:
@@ -150,7 +147,7 @@ def seated(player: Player, env: MultiAgentVecEnv, sides: Sides) -> tuple[Player,
     if bundle is None:
         opponents_of(player.plays, env, env.agents)
         return replace(player, sides=tuple(sides)), {}
-    faults = {name: fault for name, side in sides.items() if (fault := _fault(bundle, env, side)) is not None}
+    faults = {name: fault for name, side in sides.items() if (fault := misfit(bundle, env, side)) is not None}
     able = tuple(name for name in sides if name not in faults)
     if not able:
         fault = next(iter(faults.values()))
@@ -159,23 +156,6 @@ def seated(player: Player, env: MultiAgentVecEnv, sides: Sides) -> tuple[Player,
     if faults:  # its policies are not asked about agents that they do not know
         bundle = combine_policies({agent: bundle for name in able for agent in sides[name]})
     return replace(player, plays=bundle, sides=able), faults
-
-
-def _fault(bundle: PolicyBundle, env: MultiAgentVecEnv, side: Sequence[AgentID]) -> str | None:
-    of_env = {
-        agent: PolicySpaces(group.observation_space, group.action_space)
-        for group in env.groups
-        for agent in group.agents
-    }
-    for agent in side:
-        if agent not in bundle.policy_of:
-            return f"no policy of it is for agent {agent}, but for {', '.join(bundle.policy_of)}"
-        for what, ours, theirs in zip(
-            ("observations", "actions"), of_env[agent], bundle.spaces[bundle.policy_of[agent]], strict=True
-        ):
-            if ours != theirs:
-                return f"agent {agent} has {what} in {ours}, its policy was trained with {theirs}"
-    return None
 
 
 # --- The players -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,8 @@ from marl_sb3.core.metrics.names import flatten
 from marl_sb3.core.metrics.statistics import sample_stats
 from marl_sb3.errors import ConfigError, MarlSb3Error
 from marl_sb3.extensions.display.page import Html, Page, note, prose, table, words
-from marl_sb3.extensions.display.text import duration, number, one_line, short
+from marl_sb3.extensions.display.tables import Table
+from marl_sb3.extensions.display.text import duration, markdown_text, number, short
 from marl_sb3.files.regular import is_regular, read_regular
 from marl_sb3.results.curves import Curve, Figure, Panel, draw_up
 from marl_sb3.results.drawing import with_notes
@@ -116,33 +116,31 @@ def read_runs(names: Sequence[str], env: str | None = None) -> tuple[list[RunDat
 # --- The table in Markdown -------------------------------------------------------------------------------------------
 
 
+_OF_SETUP = ("runs", "mean_reward", "std_reward", "n_timesteps", "eval_timesteps", "eval_episodes")
+
+
 def markdown(runs: Sequence[RunData]) -> str:
     """Return a table of all runs by algorithm and env, with the columns of rl-baselines3-zoo's `benchmark.md`.
 
     `mean_reward` is the mean over runs of the return, of the latest evaluation if there is one; `std_reward` is the
     standard deviation over the runs. Below it stands what looks wrong in a run.
     """
-    head = "|algo|env_id|policies|runs|mean_reward|std_reward|n_timesteps|eval_timesteps|eval_episodes|"
-    lines = [head, "|---|---|---|--:|--:|--:|--:|--:|--:|"]
     by_setup: dict[tuple[str, str, str], list[RunData]] = {}
     for run in runs:
         key = (run.config.algo, run.config.env, run.config.named_policies)
         by_setup.setdefault(key, []).append(run)
+    rows = []
     for names, group in sorted(by_setup.items()):
         returns = sample_stats([run.final_return for run in group if run.final_return is not None])
         counts = (STEPS, "evaluation/env_runners/num_env_steps_sampled", "evaluation/env_runners/num_episodes")
         each = [_several(run.record.last(metric) for run in group) for metric in counts]
-        cells = [*map(_cell, names), str(len(group)), number(returns.mean), number(returns.sd), *each]
-        lines.append(f"|{'|'.join(cells)}|")
+        rows.append([*names, str(len(group)), number(returns.mean), number(returns.sd), *each])
+    lines = [Table(("algo", "env_id", "policies", *_OF_SETUP), rows, numbers_from=3).markdown().rstrip()]
     for run in filter(lambda run: run.problems, runs):
         folder = shlex.quote(run.folder.as_posix())
         items = hints(run.problems, f"python -m marl_sb3.report {folder}")
-        lines += ["", f"{_cell(run.folder.as_posix())}:", "", *(f"- {_cell(item)}" for item in items)]
+        lines += ["", f"{markdown_text(run.folder.as_posix())}:", "", *(f"- {markdown_text(item)}" for item in items)]
     return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    return re.sub(r"([\\`*\[\]<>|])", r"\\\1", one_line(text))
 
 
 def _several(values: Iterable[float | None]) -> str:

@@ -65,7 +65,9 @@ class TerminalKeys:
             import termios
             import tty
 
-            if sys.stdin is not None and sys.stdin.isatty() and _is_in_front(sys.stdin.fileno()):
+            # Keys do not reach a process in the background, which would be stopped where it sets the terminal.
+            is_terminal = sys.stdin is not None and sys.stdin.isatty()
+            if is_terminal and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
                 self._before = termios.tcgetattr(sys.stdin.fileno())
                 tty.setcbreak(sys.stdin.fileno(), termios.TCSANOW)
         return self
@@ -88,11 +90,6 @@ class TerminalKeys:
         if not select.select([sys.stdin], [], [], timeout_s)[0]:
             return []
         return names_of_keys(os.read(sys.stdin.fileno(), 64).decode(errors="ignore"))
-
-
-def _is_in_front(terminal: int) -> bool:
-    """Whether keys reach this process; one in the background would be stopped where it sets the terminal."""
-    return os.tcgetpgrp(terminal) == os.getpgrp()
 
 
 def names_of_keys(typed: str) -> list[str]:

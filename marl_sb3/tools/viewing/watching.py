@@ -11,7 +11,7 @@ from marl_sb3.core.config.values import counted
 from marl_sb3.core.envs.registry import EnvFactory, env_factory, make_env, takes_argument
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.game import Game, GamePlan
-from marl_sb3.evaluation.playing import Evaluation
+from marl_sb3.evaluation.played import Played
 from marl_sb3.evaluation.session import GameSession
 from marl_sb3.evaluation.viewed_env import ViewedEnv
 from marl_sb3.extensions.display.screen import standard_console
@@ -26,7 +26,6 @@ from marl_sb3.tools.viewing.stages import (
     why_no_terminal,
     why_no_window,
 )
-from marl_sb3.types import AgentID
 
 _log = logging.getLogger(__name__)
 
@@ -38,15 +37,14 @@ PLACES: Mapping[str, Sequence[str]] = {"window": ("rgb_array", "human"), "termin
 class Watched:
     """What was watched."""
 
-    evaluation: Evaluation  # the complete episodes; without metrics
-    agents: Sequence[AgentID]  # of the env
+    played: Played  # the complete episodes; without metrics
     checkpoint: str | None  # name of the checkpoint of the policies; None if there was none
     checkpoint_why: str  # why that one
     against: str = ""  # the name of who played against them, with its checkpoint; empty if nobody did
 
     def print(self, title: str) -> None:
         """Print the returns of the episodes that were played to their end."""
-        console, episodes = standard_console(), self.evaluation.episodes
+        console, episodes = standard_console(), self.played.episodes
         by = self.checkpoint or "random actions"
         by += f" against {self.against}" if self.against else ""
         for line in filter(None, (f"{title}, {by}: {counted(len(episodes), 'complete episode')}", self.checkpoint_why)):
@@ -56,15 +54,14 @@ class Watched:
 
     def _samples(self) -> Samples:
         """Return the rows of the table. Against an opponent, there is a row for each player and agent."""
-        episodes = self.evaluation.episodes
-        custom = list(dict.fromkeys(name for episode in episodes for name in episode.custom))
+        custom = list(dict.fromkeys(name for episode in self.played.episodes for name in episode.custom))
         if not self.against:
-            return samples_of(self.evaluation, self.agents, custom)
+            return samples_of({(): self.played}, custom)
         by_player: dict[str, list[float]] = {}
-        for episode in episodes:
+        for episode in self.played.episodes:
             for agent, paid in episode.agent_returns.items():
                 by_player.setdefault(f"{episode.policy_of[agent]} as {agent}", []).append(paid)
-        return [*sorted(by_player.items()), *samples_of(self.evaluation, (), custom)]
+        return [*sorted(by_player.items()), *samples_of({(): self.played}, custom, 0)]
 
 
 def watch(
@@ -95,11 +92,11 @@ def watch(
         cleanup.callback(stage.close)
         player = GameSession(game, stage, fps or float(game.env.metadata.get("render_fps") or DEFAULT_FPS), n_episodes)
         player.play()
-        evaluation = Evaluation({}, tuple(player.episodes))
+        played = Played({}, tuple(player.episodes), game.env.agents)
         policies, theirs = game.policies, game.their_checkpoint
         is_named = theirs is None or game.against.endswith(theirs)
         against = game.against if is_named else f"{game.against} ({theirs})"
-        return Watched(evaluation, game.env.agents, policies.checkpoint, policies.checkpoint_why, against)
+        return Watched(played, policies.checkpoint, policies.checkpoint_why, against)
 
 
 def _place_and_mode(plan: GamePlan, factory: EnvFactory, asked: str | None) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec
 from marl_sb3.core.acting.policy import PolicyInputs
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
-from marl_sb3.evaluation.playing import play_episodes
+from marl_sb3.evaluation import playing
 
 SEEN_ALWAYS = spaces.Box(0.5, 0.5, (3,))  # the noise is all that changes an action
 STEPS = 6
@@ -68,7 +68,7 @@ def test_rows_keep_their_noise_in_a_rollout_when_an_agent_ends(n_envs: int) -> N
 
 def test_rows_keep_their_noise_in_an_evaluation_when_an_agent_ends() -> None:
     algorithm, env = algorithm_of(envs(1)), envs(3)
-    play_episodes(algorithm, env, n_episodes=3, deterministic=False, seed=0)
+    playing.play(algorithm, env, n_episodes=3, deterministic=False, seed=0)
     require_noise_per_row(actions_by_row(env))
 
 
@@ -77,7 +77,7 @@ def test_noise_is_drawn_anew_for_every_row_as_often_as_asked(evaluated: bool) ->
     env = envs(2)
     algorithm = algorithm_of(envs(2) if evaluated else env, sde_sample_freq=4)
     if evaluated:
-        play_episodes(algorithm, env, n_episodes=2, deterministic=False, seed=0)
+        playing.play(algorithm, env, n_episodes=2, deterministic=False, seed=0)
     else:
         algorithm.train_iteration()
     for taken in actions_by_row(env).values():
@@ -188,7 +188,7 @@ def test_the_memory_of_an_actor_goes_on_from_its_state(turns: Turns) -> None:
 def test_no_illegal_move_reaches_an_env_from_a_policy_that_takes_masks() -> None:
     env = make_vec_env("classic/tictactoe-v3", n_envs=3, seed=0)
     algorithm = MultiAgentAlgorithm(env, {"masked": PolicySpec(sb3_contrib.MaskablePPO)}, seed=0, device="cpu")
-    episodes = play_episodes(algorithm, env, n_episodes=30, deterministic=False, seed=1).episodes
+    episodes = playing.play(algorithm, env, n_episodes=30, deterministic=False, seed=1).episodes
     # An illegal move ends the game at once; a game of legal moves takes five at least.
     assert min(episode.length for episode in episodes) >= 5
     assert {episode.agent_returns["player_1"] for episode in episodes} == {-1.0, 0.0, 1.0}

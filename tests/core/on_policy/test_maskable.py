@@ -15,7 +15,7 @@ from toy_envs import NoisyEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.evaluation.playing import play_episodes
+from marl_sb3.evaluation.playing import play
 from marl_sb3.train import main
 
 SMALL: dict[str, Any] = {"n_steps": 10, "batch_size": 5, "n_epochs": 2, "policy_kwargs": {"net_arch": [4]}}
@@ -48,7 +48,7 @@ def test_forbidden_actions_are_never_taken(policies: str) -> None:
             policy.policy.action_net.bias.copy_(th.tensor([50.0, 50.0, 0.0]))
     algorithm.train_iteration()
     for deterministic in (True, False):
-        play_episodes(algorithm, other, n_episodes=3, deterministic=deterministic, seed=0)
+        play(algorithm, other, n_episodes=3, deterministic=deterministic, seed=0)
     played = [*env.call("received", range(3)), *other.call("received", range(3))]
     assert sum(map(len, played)) == 3 * 5 * 10 + 2 * 3 * 5
     assert [forbidden_actions(received) for received in played] == [[]] * 6

@@ -18,7 +18,7 @@ from marl_sb3.core.config.settings import ProcessingSettings
 from marl_sb3.core.mapping import rows_of_policy
 from marl_sb3.core.processing.processing import ORDER, Processing
 from marl_sb3.core.processing.processors import ProcessedPolicy
-from marl_sb3.evaluation.playing import play_episodes
+from marl_sb3.evaluation.playing import play
 from marl_sb3.extensions.transfer.initial_weights import InitFrom, init_from
 
 IMAGE = spaces.Box(0, 255, (12, 14, 3), "uint8")
@@ -142,10 +142,10 @@ def test_evaluation_leaves_the_training_as_it_is_and_loaded_policies_act_as_trai
     algorithm = shared(kind)
     algorithm.learn(12)
     before = everything(algorithm)
-    played = play_episodes(algorithm, kind.env(), 4, seed=5).returns()
+    played = play(algorithm, kind.env(), 4, seed=5).returns()
     assert_same(before, everything(algorithm))
     loaded = load_policies(algorithm.save(tmp_path / "saved"), device="cpu")
-    assert play_episodes(loaded, kind.env(), 4, seed=5).returns() == played
+    assert play(loaded, kind.env(), 4, seed=5).returns() == played
 
 
 @each_processor

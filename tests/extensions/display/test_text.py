@@ -8,7 +8,11 @@ import pytest
 from rich.text import Text
 
 from marl_sb3.extensions.display.screen import SafeConsole, standard_console
-from marl_sb3.extensions.display.text import duration, folded, number, packed, sparkline
+from marl_sb3.extensions.display.text import duration, folded, markdown_text, number, packed, sparkline
+
+
+def test_names_stay_text_in_markdown() -> None:
+    assert markdown_text("a|b<img src=x> [c](d) `e` *f* &lt;\n") == r"a\|b&lt;img src=x> \[c\](d) \`e\` \*f\* &amp;lt;"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.evaluate import main as evaluate
 from marl_sb3.results.reading import read_records
 from marl_sb3.results.result_log import last_result
-from marl_sb3.tools.benchmarking.outcome import how_it_ended, rows, write_outcome
+from marl_sb3.tools.benchmarking.outcome import how_it_ended, tables, write_outcome
 from marl_sb3.tools.benchmarking.plan import Training, read_benchmark
 from marl_sb3.tools.benchmarking.working import MOST_CLAIMS, STALE_S, Claims, work
 from marl_sb3.train import main as train
@@ -272,7 +272,7 @@ def test_what_is_no_result_of_a_training_is_refused_in_words(training: Training)
     for text in OF_STRANGERS:
         training.env.random_file.write_text(text)
         with pytest.raises(ConfigError, match=r"random\.json is no result of random agents: "):
-            list(rows(read_benchmark("tiny.yml")))
+            (tables(read_benchmark("tiny.yml")))
     training.env.random_file.unlink()
     with pytest.raises(ConfigError, match=r"config\.yaml"):  # there is no run
         write_outcome(read_benchmark("tiny.yml"))

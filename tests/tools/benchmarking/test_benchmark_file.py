@@ -69,7 +69,7 @@ def test_those_of_the_package_are_accepted_without_their_envs(name: str) -> None
         ("{algos: [ppo], envs: [arena], episodes: 0}", "some.yml: envs.arena.episodes is 0; accepted: an integer of"),
         (
             "{algos: [ppo], envs: [arena], checkpoint: 3}",
-            "some.yml: envs.arena.checkpoint is 3; accepted: latest, best",
+            "some.yml: envs.arena.checkpoint is 3; accepted: latest or best",
         ),
         ("{algos: [ppo], envs: {arena: {gamma: 2}}}", "some.yml, envs.arena.gamma: gamma is 2; accepted: a number"),
         ("{algos: {ppo: {gama: 1}}, envs: [arena]}", "some.yml: arena, ppo: some.yml, algos.ppo.gama: "),

@@ -63,14 +63,14 @@ def test_what_one_experiment_sets_and_the_other_does_not_is_shown(tmp_path: Path
         "policy_settings.p.1.frame_stack": {b: 2},
         "processing.frame_stack": {b: 1},
     }
-    assert ["env_kwargs.height", "not set", "6"] in tables(found)[2][1]
+    assert ["env_kwargs.height", "not set", "6"] in tables(found)[2].rows
 
 
 def test_runs_of_one_experiment_that_differ_in_more_than_seeds_are_named(runs: Path) -> None:
     write_run(runs / "weak" / "5", [4.0], seed=5, n_envs=9)
     found = marl_sb3.compare([runs / "weak", runs / "strong"])
     assert f"the runs of {runs / 'weak'} differ in n_envs, not in their seeds alone" in found.notes
-    n_envs = [row[1:] for row in tables(found)[2][1] if row[0] == "n_envs"]
+    n_envs = [row[1:] for row in tables(found)[2].rows if row[0] == "n_envs"]
     assert n_envs == [["2 or 9", "2"]]  # not that of the first run alone
 
 

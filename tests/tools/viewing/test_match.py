@@ -125,10 +125,10 @@ def test_the_stronger_player_wins_on_both_sides_and_is_rated_higher() -> None:
     assert found.opposed == "the agents' returns oppose each other: their sum is always about 0"
     assert found.unfair is None
     assert found.cycles == []
-    (_, _, rows), (_, head, points_rows) = tables(found, intervals=False)
-    assert [(row[0], row[1]) for row in rows] == [("1", "strong"), ("2", "middle"), ("3", "weak")]
-    assert head[2:] == ["1", "2", "3"]
-    assert points_rows[0] == ["1", "strong", "", "100", "100"]
+    of_players, of_points = tables(found, intervals=False)
+    assert [(row[0], row[1]) for row in of_players.rows] == [("1", "strong"), ("2", "middle"), ("3", "weak")]
+    assert of_points.head[2:] == ["1", "2", "3"]
+    assert of_points.rows[0] == ["1", "strong", "", "100", "100"]
 
 
 def test_the_same_return_has_the_same_colour_in_all_heat_maps(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_a_player_takes_the_sides_alone_whose_spaces_it_was_trained_for(tmp_path
     path = saved(tmp_path / "saved", policies="per_agent")
     found = played({"run": path, "zero": Always(0)}, limits={"left": 10, "right": 5})
     assert found.players[0].sides == ["left"]
-    words = "agent right has actions in Discrete(5), its policy was trained with Discrete(10)"
+    words = "the env has space Discrete(5) for agent 'right'; its policy: Discrete(10)"
     assert found.notes[0] == f"run cannot play right: {words}"
     assert means(found.returns["right"])[0] == [None, None]
     assert found.players[0].own == {}
@@ -295,7 +295,7 @@ def test_a_player_takes_the_sides_alone_whose_spaces_it_was_trained_for(tmp_path
     assert unfair.points[0] == [None, None, None]  # which takes both orders
     assert unfair.points[2][1] is not None
     shared = saved(tmp_path / "shared")
-    with pytest.raises(ConfigError, match=r"^shared can play no side of this game: agent left has actions in Disc"):
+    with pytest.raises(ConfigError, match=r"^shared can play no side of this game: the env has space Disc"):
         played([shared, path], limits={"left": 7, "right": 5})
     others = saved(tmp_path / "others", limits={"a": 10, "b": 10})
     with pytest.raises(

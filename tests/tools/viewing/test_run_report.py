@@ -13,8 +13,8 @@ import pytest
 import marl_sb3
 from marl_sb3.core.metrics.names import flatten
 from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.display.text import markdown_text
 from marl_sb3.report import main
-from marl_sb3.tools.viewing import report
 from marl_sb3.tools.viewing.report import RunData, html_page, markdown, read_runs
 
 GIF = b"GIF89a and so on"
@@ -96,10 +96,6 @@ def data(folder: Path, returns: list[float], **more: Any) -> RunData:
     return replace(found, record=replace(found.record, results=[flatten({**row, **more}) for row in rows]))
 
 
-def test_names_of_envs_stay_text_in_a_table_of_markdown() -> None:
-    assert report._cell("a|b<img src=x> [c](d) `e` *f*") == r"a\|b\<img src=x\> \[c\](d) \`e\` \*f\*"
-
-
 def test_the_table_of_runs_takes_evaluations_and_has_means_over_runs(runs: Path) -> None:
     folder = runs / "seed1"
     evaluation = {"episode_return_mean": 4.0, "num_episodes": 10, "num_env_steps_sampled": 150}
@@ -109,9 +105,10 @@ def test_the_table_of_runs_takes_evaluations_and_has_means_over_runs(runs: Path)
         data(folder, []),
     ]
     head, _, row = markdown(three).splitlines()
-    assert head == "|algo|env_id|policies|runs|mean_reward|std_reward|n_timesteps|eval_timesteps|eval_episodes|"
+    names = "algo env_id policies runs mean_reward std_reward n_timesteps eval_timesteps eval_episodes"
+    assert head == f"| {' | '.join(names.split())} |"
     # The mean of 2 and 4, and their standard deviation, the square root of 2.
-    assert row == "|ppo|arena|per_agent|3|3.00|1.41|20 to 30|150|10|"
+    assert row == "| ppo | arena | per_agent | 3 | 3.00 | 1.41 | 20 to 30 | 150 | 10 |"
 
 
 def test_what_is_readable_of_a_cut_log_is_used_and_said(
@@ -145,7 +142,7 @@ def test_a_run_that_cannot_be_read_is_left_out_beside_others(
         (tmp_path / name / "result.jsonl").write_text('{"huge": 1' + "0" * 400 + "}\n")
     assert main([str(tmp_path), "--markdown"]) == 0
     said = capsys.readouterr()
-    assert "|ppo|arena|per_agent|1|-|-|-|-|-|" in said.out
+    assert "| ppo | arena | per_agent | 1 | - | - | - | - | - |" in said.out
     assert re.match(r"warning: .*bad is left out: .*n_envs", said.err)
     assert main([str(tmp_path / "bad"), "--markdown"]) == 2
     assert "n_envs" in capsys.readouterr().err
@@ -164,7 +161,7 @@ def test_hints_are_on_the_page(runs: Path, tmp_path: Path) -> None:
     assert lines[3].startswith(
         "- looks wrong: policy p: the KL divergence explodes, 3 (usual: about 0.02 or less). Try: "
     )
-    assert lines[4] == f"- what it may mean: python -m marl_sb3.report {report._cell(str(tmp_path))}"
+    assert lines[4] == f"- what it may mean: python -m marl_sb3.report {markdown_text(str(tmp_path))}"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +186,7 @@ def test_the_table_is_printed_or_written(
     monkeypatch.chdir(runs.parent.parent)
     assert main(["arena", "--markdown"]) == 0  # the runs of an env, by its name
     printed = capsys.readouterr().out
-    assert printed.count("|ppo|arena|per_agent|2|") == 1
+    assert printed.count("| ppo | arena | per_agent | 2 |") == 1
     assert main(["runs/arena", "--markdown", "--out", str(tmp_path / "b.md")]) == 0
     assert (tmp_path / "b.md").read_text() == printed
     monkeypatch.setattr("marl_sb3.tools.viewing.report._MOST_RUNS", 1)

@@ -17,7 +17,6 @@ from marl_sb3.evaluation.session import Moment, ViewerCommand, ViewerLeftError
 from marl_sb3.evaluation.viewed_env import View
 from marl_sb3.extensions.display.filmed_env import Scene
 from marl_sb3.extensions.display.screen import ScreenSize
-from marl_sb3.tools.viewing import stages
 from marl_sb3.tools.viewing.stages import (
     KeyStage,
     TerminalKeys,
@@ -98,7 +97,7 @@ def test_keys_of_a_terminal_come_at_once_and_the_terminal_is_left_as_it_was(monk
     termios = pytest.importorskip("termios")
     main, other = os.openpty()
     before = termios.tcgetattr(other)
-    monkeypatch.setattr(stages, "_is_in_front", lambda _: True)
+    monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())
     with os.fdopen(other) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         with TerminalKeys() as keys:

@@ -20,7 +20,7 @@ from marl_sb3.envs.drawn import EnvWindow
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.evaluation.game import GamePlan
 from marl_sb3.evaluation.opponents import Rival
-from marl_sb3.evaluation.playing import play_episodes
+from marl_sb3.evaluation.playing import play
 from marl_sb3.evaluation.session import Moment, ViewerLeftError
 from marl_sb3.evaluation.viewed_env import View
 from marl_sb3.runs.building import make_envs
@@ -72,8 +72,8 @@ def watched(folder: Path, n_episodes: int = 2, options: str = "", **more: Any) -
 def test_the_episodes_are_those_of_evaluations(run: Path, moments: list[tuple[Moment, View]], options: str) -> None:
     saved, acting = SavedRun.open(run), () if options == "--random" else None
     with closing(make_envs(saved.config, n_envs=1)) as env:
-        played = play_episodes(saved.policies(None, env), env, 2, options != "--stochastic", seed=3, acting=acting)
-    found = watched(run, 2, options).evaluation.episodes
+        played = play(saved.policies(None, env), env, 2, options != "--stochastic", seed=3, acting=acting)
+    found = watched(run, 2, options).played.episodes
     assert [(e.agent_returns, e.length, e.custom) for e in found] == [
         (e.agent_returns, e.length, e.custom) for e in played.episodes
     ]
@@ -105,7 +105,7 @@ def test_two_play_each_other_and_each_episode_has_a_line(
     found = watched(place, 3, f"{who.format(run=place)} --stochastic")
     other = {"{run}": "runs/arena/one (2)", "random": "random"}.get(who, "checkpoints/ckpt-000002")
     players = [{"agent1": "runs/arena/one", "agent2": other}, {"agent1": other, "agent2": "runs/arena/one"}]
-    assert [episode.policy_of for episode in found.evaluation.episodes] == [players[0], players[1], players[0]]
+    assert [episode.policy_of for episode in found.played.episodes] == [players[0], players[1], players[0]]
     lines = capsys.readouterr().out.splitlines()
     starts = [f"episode {number}: returns: {first} " for number, first in [(1, "runs/arena/one"), (2, other)]]
     assert [line[: len(start)] for line, start in zip(lines, starts, strict=False)] == starts
@@ -131,8 +131,8 @@ def test_rivals_have_names_of_their_own() -> None:
 @pytest.mark.usefixtures("moments")
 def test_a_member_of_a_league_plays_by_its_own_policy_alone_and_keeps_its_side(run: Path) -> None:
     found = watched(run, 2, str(run / "league" / "agent2@2"))
-    assert [episode.policy_of["agent2"] for episode in found.evaluation.episodes] == ["league/agent2@2"] * 2
-    assert len(watched(run / "league" / "agent2@2", 1).evaluation.episodes) == 1  # with the others of its time
+    assert [episode.policy_of["agent2"] for episode in found.played.episodes] == ["league/agent2@2"] * 2
+    assert len(watched(run / "league" / "agent2@2", 1).played.episodes) == 1  # with the others of its time
 
 
 @pytest.mark.usefixtures("moments")
@@ -148,11 +148,11 @@ def test_a_checkpoint_is_watched_by_its_path(run: Path) -> None:
         ("{run} {run}/checkpoints", "it is a part of one; did you mean"),
         (
             "{run} {run}/league/agent2@2 --agents agent2",
-            "cannot play agent1: the env has agents agent1, agent2",
+            "cannot play agent1: no policy of it is for agent agent1, but for agent2",
         ),
         (
             "{run}/league/agent2@2 {run}/league/agent2@2",
-            "agent2@2 cannot play agent1: the env has agents agent1, agent2",
+            "agent2@2 cannot play agent1: no policy of it is for agent agent1, but for agent2",
         ),
         ("{run} {broken}", "broken: state.json is missing"),
         ("{run} no_such:Thing", "opponent 'no_such:Thing': cannot import 'no_such'"),
@@ -178,7 +178,7 @@ def test_who_cannot_play_is_refused(run: Path, tmp_path: Path, line: str, words:
 def test_at_random_no_checkpoint_is_needed(run: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((run / "config.yaml").read_text())
     found = watched(tmp_path, options="--random")
-    assert (found.checkpoint, found.agents, len(found.evaluation.episodes)) == (None, ("agent1", "agent2"), 2)
+    assert (found.checkpoint, found.played.agents, len(found.played.episodes)) == (None, ("agent1", "agent2"), 2)
 
 
 def test_who_leaves_has_seen_the_episodes_so_far(
@@ -193,7 +193,7 @@ def test_who_leaves_has_seen_the_episodes_so_far(
 
     monkeypatch.setattr(WindowStage, "next_command", leave)
     found = watched(run, 5)
-    assert len(found.evaluation.episodes) == 1
+    assert len(found.played.episodes) == 1
     found.print("arena")
     printed = capsys.readouterr().out
     assert "arena, ckpt-000002: 1 complete episode\n" in printed
