@@ -100,7 +100,7 @@ RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 # What users import from a folder, besides `marl_sb3` itself; the package imports each name from the module that
 # defines it. Commands use the names of `cli` together.
-PUBLIC_ROOMS = ("evaluation", "envs", "envs.compiled", "results", "tools.serving", "cli")
+PUBLIC_ROOMS = ("evaluation", "envs", "envs.batches", "envs.compiled", "results", "tools.serving", "cli")
 
 # Lines of all modules that importing the one of `MultiAgentAlgorithm` loads, and with those that functions import,
 # rounded up to a hundred.

@@ -21,6 +21,7 @@ OTHERS = """
 AlgorithmConfig CPUGeneratorImplState FileID MarkovVectorEnv MaskableCategorical MinariDataset MyGame MyGameEnv
 NStepReplayBuffer NUMBA_OPT ONNXProgram VecFrameStack _single_tensor_adam _single_tensor_rmsprop a_b add_dir butterfly
 creator critic_ extract get_freeze_count learning_ load_dataset logaddexp nohup prometheus_client params_NAME
+AutoresetMode continuous_actions frame_skip max_steps_in_episode num_threads stack_num
 pistonball_v6 pursuer_0 pursuer_1 pyproject toml save_file waterworld_v4 NAME_1 NAME_2 NAME_mask intervall lin_0
 """
 

@@ -151,7 +151,9 @@ class SeveralKind(EnvKind):
             ConfigError: always.
         """
         words = f"the env is a {type(env).__name__}, which holds several envs; accepted: a factory of one env, of which"
-        more = "; algorithms of SB3 take it as it is; see docs/coming_from/sb3.md" if _is_of_sb3(env) else ""
+        more = ", or marl_sb3.envs.batches.vector_envs of what makes it; see docs/how_to/batches.md"
+        if _is_of_sb3(env):
+            more = "; algorithms of SB3 take it as it is; see docs/coming_from/sb3.md"
         if type(env).__module__.startswith("supersuit."):
             more = ", without pettingzoo_env_to_vec_env_v1 and concat_vec_envs_v1; see docs/coming_from/pettingzoo.md"
         raise ConfigError(f"{words} --n-envs (n_envs) makes as many as it says{more}", key="env")

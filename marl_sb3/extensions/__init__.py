@@ -20,6 +20,7 @@ ASSIGNED_RUNNERS.add("each episode", "marl_sb3.extensions.assignment:AssignedRun
 ASSIGNED_RUNNERS.add("league", "marl_sb3.league.runner:LeagueRunner")
 ALGORITHM_TABLES.add("marl_sb3", "marl_sb3.extensions.fast.builtin:TABLE")
 ENV_FINDERS.add("built_in", "marl_sb3.envs.finding:BUILT_IN")
+ENV_FINDERS.add("batches", "marl_sb3.envs.batches.finding:FINDER")
 ENV_FINDERS.add("installed", "marl_sb3.envs.finding:INSTALLED")
 ENV_FINDERS.add("open_spiel", "marl_sb3.envs.open_spiel:FINDER")
 ENV_KINDS.add("turns", "marl_sb3.envs.turn_based:TURN_BASED")
