@@ -14,7 +14,6 @@ from marl_sb3.core.metrics.names import Result
 from marl_sb3.errors import ConfigError, is_disk_full
 from marl_sb3.extensions.store.checkpoint_folder import checkpoints_of
 from marl_sb3.runs.folder import TRACEBACK_FILE, remove_run, write_traceback
-from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.tools.tuning import trial as key
 from marl_sb3.tools.tuning.finals import race_of, trainings
 from marl_sb3.tools.tuning.population import copy_run, enqueue_generation
@@ -23,11 +22,11 @@ from marl_sb3.tools.tuning.study import TrialQueue, TuneStudy
 from marl_sb3.tools.tuning.trial import failure_text, states
 from marl_sb3.tools.tuning.workers import (
     OPPOSITION,
-    Continuation,
     SearchError,
     Train,
     Trainer,
     TrainerLostError,
+    Training,
     run_jobs,
     train_here,
 )
@@ -174,20 +173,19 @@ class TrialReport:
         return not self.pruned and (self._last is None or number < self._last)
 
 
-def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_here) -> bool:
+def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_here) -> None:
     """Train a trial and store its outcome in the study.
 
     Args:
         train: trains its run.
 
-    Returns:
-        False if it was interrupted.
-
     Raises:
+        KeyboardInterrupt: a signal has ended the training in this process.
         OSError: the disk is full, or the study cannot be written to.
     """
+    folder = study.folder_of(trial)
 
-    def configured() -> tuple[TrainConfig | Continuation, TrialReport]:
+    def begun() -> tuple[Training, TrialReport]:
         search, stored = study.search, trial.user_attrs
         parent = study.trials[stored[key.PARENT]] if key.PARENT in stored else None
         seed = search.trial_seed(stored[key.INDEX]) if parent is None else parent.user_attrs[key.SEED]
@@ -198,25 +196,25 @@ def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_
         last = stored[key.GENERATION] + 1 if stored.get(key.GOES_ON) else None
         interval = config.evaluation.interval
         report = TrialReport(study, trial, interval, watch_opposition=watch_opposition, last=last)
-        if parent is None:
-            return config, report
-        copy_run(study.folder_of(parent), study.folder_of(trial), search.env)
-        return Continuation(config, settings), report
+        if parent is not None:
+            copy_run(study.folder_of(parent), folder, search.env)
+        changed = None if parent is None else settings
+        return Training(config, folder, study.factory, report.goes_on, changed), report
 
-    return _run(study, study.queue, trial, study.folder_of(trial), configured, train)
+    _run(study, study.queue, trial, folder, begun, train)
 
 
-def run_final(study: TuneStudy, training: optuna.trial.Trial, train: Train = train_here) -> bool:
+def run_final(study: TuneStudy, training: optuna.trial.Trial, train: Train = train_here) -> None:
     """Train a finalist or the preset with a fresh seed and store the outcome; see `run_trial`."""
     number, index = (training.user_attrs[name] for name in key.OF_A_FINAL)
     folder = study.folder / key.final_folder(number, index)
     remove_run(folder, study.search.env)  # left by an interrupted training
 
-    def configured() -> tuple[TrainConfig, None]:
+    def begun() -> tuple[Training, None]:
         settings = {} if number == key.PRESET else study.settings_of(study.trials[number])
-        return study.search.final_config(settings, index), None
+        return Training(study.search.final_config(settings, index), folder, study.factory), None
 
-    return _run(study, study.finals, training, folder, configured, train)
+    _run(study, study.finals, training, folder, begun, train)
 
 
 def _run(
@@ -224,23 +222,20 @@ def _run(
     queue: TrialQueue,
     trial: optuna.trial.Trial,
     folder: Path,
-    configured: Callable[[], tuple[TrainConfig | Continuation, TrialReport | None]],
+    begun: Callable[[], tuple[Training, TrialReport | None]],
     train: Train,
-) -> bool:
-    """Train the run of a claimed trial and tell its queue the outcome; returns False if it was interrupted."""
+) -> None:
+    """Train the run of a claimed trial and tell its queue the outcome."""
     try:
         trial.set_user_attr(key.FOLDER, str(folder))
-        config, report = configured()
-        trial.set_user_attr(key.SEED, config.seed)
-        run = train(config, folder, study.factory, None if report is None else report.goes_on)
+        training, report = begun()
+        trial.set_user_attr(key.SEED, training.config.seed)
+        run = train(training)
         if report is not None and report.opposed is not None:
             trial.set_user_attr(_OPPOSED, report.opposed)
             raise ConfigError(report.opposed, key="objective")
         if report is not None and report.doubt is not None:
             trial.set_user_attr(_DOUBT, report.doubt)
-        if run.interrupted:
-            queue.requeue(trial.number, key.INTERRUPTED)
-            return False
         result: Mapping[str, Any] = run.result or {}
         figures = {
             key.ITERATIONS: result.get("iteration"),
@@ -248,7 +243,7 @@ def _run(
             key.SECONDS: result.get("time_total_s"),
             key.CPU_SECONDS: run.cpu_seconds,
             key.RETURN: result.get("env_runners", {}).get("episode_return_mean"),
-            key.CHECKPOINT: run.checkpoint and str(checkpoints_of(run.folder).path / run.checkpoint),
+            key.CHECKPOINT: run.checkpoint and str(checkpoints_of(folder).path / run.checkpoint),
         }
         for name, value in figures.items():
             trial.set_user_attr(name, value)
@@ -267,7 +262,6 @@ def _run(
         words = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode("utf-8")
         trial.set_user_attr(key.ERROR, words)
         queue.optuna.tell(trial, state=TrialState.FAIL)
-    return True
 
 
 # --- Finalists -------------------------------------------------------------------------------------------------------

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from marl_sb3.core.metrics.names import Result
-from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.space import Space
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trials import run_trial
-from marl_sb3.tools.tuning.workers import Train, TrainedRun, train_here, work
+from marl_sb3.tools.tuning.workers import Train, TrainedRun, Training, train_here, work
 
 SETTINGS = {
     "n_envs": 4,
@@ -33,22 +31,23 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def pretend(config: TrainConfig, folder: Path, _: Any, goes_on: Any) -> TrainedRun:
+def pretend(training: Training) -> TrainedRun:
     """Take the place of a training: its returns follow from the seed and the hyperparameters."""
+    config = training.config
     returns = random.Random(f"{config.seed} {sorted(config.hyperparameters.items())}")
     results: list[Result] = []
     for env_steps in range(config.evaluation.interval, config.n_timesteps + 1, config.evaluation.interval):
         evaluated = {"env_runners": {"episode_return_mean": returns.random()}}
         sampled = {"num_env_steps_sampled_lifetime": env_steps, "env_runners": {"num_episodes": 0}}
         results.append({**sampled, "evaluation": evaluated})
-        if not goes_on(results[-1]):
+        if training.goes_on is not None and not training.goes_on(results[-1]):
             break
-    return TrainedRun(folder.absolute(), False, results[-1], results, "ckpt-000001")
+    return TrainedRun(results[-1], results, "ckpt-000001")
 
 
 def work_on(study: TuneStudy, train: Train = train_here) -> None:
     """All of its trials, without worker processes."""
-    assert work(study, study.queue, run_trial, "here", train)
+    work(study, study.queue, run_trial, "here", train)
 
 
 def in_this_process(train: Train = train_here, **options: Any) -> TuneStudy:

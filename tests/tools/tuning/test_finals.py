@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ import marl_sb3
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.display.screen import ScreenSize
-from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.runs.settings import load_config
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.finals import (
@@ -43,7 +42,7 @@ from marl_sb3.tools.tuning.report import write_files
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trials import enqueue_missing, run_final, run_finals
 from marl_sb3.tools.tuning.view import SearchView
-from marl_sb3.tools.tuning.workers import TrainedRun, work
+from marl_sb3.tools.tuning.workers import TrainedRun, Training, work
 
 SMALL: dict[str, Any] = {
     "space": {"learning_rate": {"log_uniform": [1e-3, 1e-2]}},  # without the preset
@@ -84,17 +83,18 @@ def worth(values: Callable[[float | None, int], float | None]) -> Callable[..., 
     """Take the place of a training whose value follows from its learning rate, None: the preset's, and its seed."""
     known: dict[int, int] = {}
 
-    def train(config: TrainConfig, folder: Path, _: Any, callbacks: Sequence[Any]) -> TrainedRun:
+    def train(training: Training) -> TrainedRun:
+        config = training.config
         assert config.seed is not None
         rate = config.hyperparameters.get("learning_rate")
-        index = int(folder.name.rpartition("-")[2])
+        index = int(training.folder.name.rpartition("-")[2])
         known.setdefault(index, config.seed)
         assert known[index] == config.seed  # all candidates have the same
         value = values(rate, index)
         if value is None:
             raise RuntimeError("it broke")
         result = {"evaluation": {"env_runners": {"episode_return_mean": value}}}
-        return TrainedRun(folder, False, result, [result] * 3)
+        return TrainedRun(result, [result] * 3)
 
     return train
 
@@ -103,7 +103,7 @@ def race(study: TuneStudy, train: Callable[..., TrainedRun], best: int = 2, seed
     """A whole race without worker processes."""
     plan_race(study, best, seeds)
     while enqueue_missing(study):
-        assert work(study, study.finals, run_final, "here", train)
+        work(study, study.finals, run_final, "here", train)
 
 
 # --- The race ---------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def test_a_worker_whose_search_ends_begins_nothing_more(study: TuneStudy) -> Non
     plan_race(study, 1, 2)
     enqueue_missing(study)
     wanted = iter([True, False])
-    assert work(study, study.finals, run_final, "w", worth(lambda rate, index: 1.0), is_wanted=lambda: next(wanted))
+    work(study, study.finals, run_final, "w", worth(lambda rate, index: 1.0), is_wanted=lambda: next(wanted))
     assert [len(each.values) for each in candidates(study)] == [1, 0]
 
 

@@ -32,7 +32,7 @@ def test_a_trial_whose_process_has_ended_is_tried_once_again(study: TuneStudy) -
         raise TrainerLostError("its node is gone")
 
     for _ in range(2):
-        assert run_trial(study, claimed(study, "worker"), lost)
+        run_trial(study, claimed(study, "worker"), lost)
     assert states(study) == ["FAIL"] * 2
     assert stored(study, ERROR) == [KILLED] * 2
     assert study.trials[1].user_attrs[DEATHS] == 1

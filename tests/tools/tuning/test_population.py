@@ -31,7 +31,7 @@ from marl_sb3.tools.tuning.study import IN_PROCESS, TuneStudy
 from marl_sb3.tools.tuning.trial import COPIED, ERROR, INTERRUPTED, KILLED, PARENT
 from marl_sb3.tools.tuning.trials import run_trial
 from marl_sb3.tools.tuning.view import SearchView
-from marl_sb3.tools.tuning.workers import Continuation, Train, TrainedRun, train_here, work
+from marl_sb3.tools.tuning.workers import Train, TrainedRun, Training, train_here, work
 
 SPACE = {
     "batch_size": {"choices": [10, 20, 40]},
@@ -133,18 +133,19 @@ def test_some_settings_are_drawn_anew_and_those_without_an_order_always() -> Non
 # --- Whole searches --------------------------------------------------------------------------------------------------
 
 
-def pretend(config: Any, folder: Path, _: Any, goes_on: Any) -> TrainedRun:
+def pretend(training: Training) -> TrainedRun:
     """In the place of a training: its value follows from its seed, its settings and its generation."""
-    settings = sorted(config.settings.items()) if isinstance(config, Continuation) else ""
+    folder, settings = training.folder, "" if training.settings is None else sorted(training.settings.items())
     done = [int(path.name.removeprefix("ckpt-")) for path in folder.glob("checkpoints/*")]
     assert len(done) <= 1  # of a run that is copied, the newest alone
     generation = sum(done) + 1
     (folder / "checkpoints" / f"ckpt-{generation:06d}").mkdir(parents=True)
-    value = random.Random(f"{config.seed} {generation} {settings}").random()
+    value = random.Random(f"{training.config.seed} {generation} {settings}").random()
     evaluated = {"evaluation": {"env_runners": {"episode_return_mean": value}}}
     result: Result = {"num_env_steps_sampled_lifetime": 80 * generation, "env_runners": {}, **evaluated}
-    assert goes_on(result) == (generation == 3)
-    return TrainedRun(folder.absolute(), False, result, [result], f"ckpt-{generation:06d}")
+    assert training.goes_on is not None
+    assert training.goes_on(result) == (generation == 3)
+    return TrainedRun(result, [result], f"ckpt-{generation:06d}")
 
 
 @pytest.fixture
@@ -154,7 +155,9 @@ def study(in_tmp: Path) -> TuneStudy:
 
 def train_generation(study: TuneStudy, train: Train = pretend) -> bool:
     """Returns whether there was one to train."""
-    return enqueue_generation(study) and work(study, study.queue, run_trial, "here", train)
+    if is_wanted := enqueue_generation(study):
+        work(study, study.queue, run_trial, "here", train)
+    return is_wanted
 
 
 def train_all(study: TuneStudy, train: Train = pretend) -> None:
@@ -198,7 +201,7 @@ def test_the_same_seed_finds_the_same_and_kills_lose_no_member_and_repeat_no_gen
             assert enqueue_generation(study)
             study.space.suggest(claimed(study, worker))
         study = prepare_study(study="killed")
-        assert work(study, study.queue, run_trial, "here", pretend)
+        work(study, study.queue, run_trial, "here", pretend)
     assert not enqueue_generation(study)
     assert outcome(study) == outcome(whole)
     errors = filter(None, stored(study, ERROR))
@@ -225,14 +228,13 @@ def test_a_copy_that_was_interrupted_is_made_again(tmp_path: Path, monkeypatch: 
     assert sorted(tmp_path.iterdir()) == [source, target]
 
 
-def not_finite(config: Any, folder: Path, factory: Any, goes_on: Any) -> TrainedRun:
+def not_finite(training: Training) -> TrainedRun:
     raise ValueError("it is not finite")
 
 
 def test_a_member_that_fails_copies_another_one(study: TuneStudy) -> None:
-    def fails_once(config: Any, folder: Path, factory: Any, goes_on: Any) -> TrainedRun:
-        train = not_finite if folder.name == "00002" else pretend
-        return train(config, folder, factory, goes_on)
+    def fails_once(training: Training) -> TrainedRun:
+        return (not_finite if training.folder.name == "00002" else pretend)(training)
 
     train_all(study, fails_once)
     assert latest(study)[0, 2].state.name == "FAIL"

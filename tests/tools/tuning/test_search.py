@@ -24,7 +24,7 @@ from marl_sb3.tools.tuning.prepare import study_folder
 from marl_sb3.tools.tuning.report import trials_csv
 from marl_sb3.tools.tuning.search import Search, read_search
 from marl_sb3.tools.tuning.space import parse_space, setting
-from marl_sb3.tools.tuning.workers import TrainedRun
+from marl_sb3.tools.tuning.workers import TrainedRun, Training
 
 
 def test_the_same_search_tries_the_same_and_finds_the_same(in_tmp: Path) -> None:
@@ -393,9 +393,9 @@ def test_trials_train_with_what_is_given(
 ) -> None:
     configs: list[TrainConfig] = []
 
-    def train(config: TrainConfig, *others: Any) -> TrainedRun:
-        configs.append(config)
-        return pretend(config, *others)
+    def train(training: Training) -> TrainedRun:
+        configs.append(training.config)
+        return pretend(training)
 
     options = {**MINIMAL, **given, "settings": {**MINIMAL["settings"], **given.get("settings", {})}}
     if "grid" in options:
