@@ -63,7 +63,7 @@ def write_files(study: TuneStudy) -> list[Path]:
 
 def trials_csv(study: TuneStudy) -> Path:
     """Write `trials.csv`, a row for each trial; a value that a trial lacks is empty."""
-    rows = [row(study.search, trial) for trial in study.trials]
+    rows = [list(row(study.search, trial).values()) for trial in study.trials]
     return _write_csv(study.folder / "trials.csv", header(study.search), rows)
 
 
@@ -158,7 +158,7 @@ def html_report(study: TuneStudy) -> Path:
     if study.search.is_population:
         text = "Each time that a member copied another one, and what it changed then; copies.csv has it for programs."
         page.add("Copies", note(text), table(*reversed(copies_in_words(study))))
-    rows = (row(study.search, trial) for trial in trials)
+    rows = (list(row(study.search, trial).values()) for trial in trials)
     text = "The trial whose settings are used stands out. Numbers are rounded; trials.csv has all digits."
     page.add("Trials", note(text), table(rows, header(study.search), number))
     return page.write(study.folder / "report.html")

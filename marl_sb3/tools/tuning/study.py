@@ -300,9 +300,7 @@ class TuneStudy:
         Returns:
             A `pandas.DataFrame` if pandas is installed; otherwise a list of dictionaries.
         """
-        columns = header(self.search)
-        values = [row(self.search, trial, lambda _, stored: stored) for trial in self.trials]
-        return table([dict(zip(columns, each, strict=True)) for each in values], columns)
+        return table([row(self.search, trial, lambda _, stored: stored) for trial in self.trials], header(self.search))
 
     def plot(self, best: int = 5, metrics: Sequence[str] = (), out: str | Path | None = None) -> Any:
         """Plot learning curves of the best trials; see `Run.plot`.

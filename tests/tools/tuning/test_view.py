@@ -37,7 +37,7 @@ class Study:
     def __init__(self, trials: Sequence[FrozenTrial] | None = None, *objectives: Objective) -> None:
         self._objectives = objectives or (Objective(),)
         self.search: Any = SimpleNamespace(
-            trials=30, n_trainings=30, is_population=False, objectives=lambda: self._objectives
+            trials=30, n_trainings=30, is_population=False, objectives=lambda: self._objectives, space=SPACE
         )
         complete = [trial_of(SPACE, number, value=float(number)) for number in range(2)]
         running = (trial_of(SPACE, number, TrialState.RUNNING) for number in range(2, 22))
