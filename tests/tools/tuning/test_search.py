@@ -18,9 +18,8 @@ import marl_sb3
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
 from marl_sb3.runs.schema import TrainConfig
-from marl_sb3.tools.tuning.api import prepare_study
+from marl_sb3.tools.tuning.api import prepare_study, study_folder
 from marl_sb3.tools.tuning.options import SearchOptions
-from marl_sb3.tools.tuning.prepare import study_folder
 from marl_sb3.tools.tuning.report import trials_csv
 from marl_sb3.tools.tuning.search import Search, read_search
 from marl_sb3.tools.tuning.space import parse_space, setting
