@@ -74,7 +74,7 @@ def explore(params: Mapping[str, Any], space: Space, resample: float, rng: np.ra
 
 def latest(study: TuneStudy) -> dict[tuple[int, int], FrozenTrial]:
     """The trial of each generation and member, by these two numbers, without attempts that were made again."""
-    return {(trial.user_attrs[key.GENERATION], trial.user_attrs[key.MEMBER]): trial for trial in study.trials}
+    return study.queue.latest(key.GENERATION, key.MEMBER)
 
 
 def require_one_folder(study: TuneStudy) -> None:

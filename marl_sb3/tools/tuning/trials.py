@@ -298,10 +298,9 @@ def enqueue_missing(study: TuneStudy) -> bool:
     """Enqueue the trainings that the race wants next and that are not enqueued yet; False if the race is over."""
     race = race_of(study)
     missing = [] if race is None else race.missing()
-    unfinished = [training for training in trainings(study) if not training.state.is_finished()]
-    waiting = {tuple(training.user_attrs[name] for name in key.OF_A_FINAL) for training in unfinished}
+    known = study.finals.latest(*key.OF_A_FINAL)  # what is missing, has not finished if it is known
     for candidate, index in missing:
         number = key.PRESET if candidate.trial is None else candidate.trial
-        if (number, index) not in waiting:
+        if (number, index) not in known:
             study.finals.enqueue({}, **{key.CANDIDATE: number, key.SEED_INDEX: index})
     return bool(missing)
