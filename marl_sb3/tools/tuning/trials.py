@@ -21,7 +21,6 @@ from marl_sb3.tools.tuning.search import NOT_TOGETHER
 from marl_sb3.tools.tuning.study import TrialQueue, TuneStudy
 from marl_sb3.tools.tuning.trial import failure_text, states
 from marl_sb3.tools.tuning.workers import (
-    OPPOSITION,
     SearchError,
     Train,
     Trainer,
@@ -44,17 +43,14 @@ Watcher = Callable[[TuneStudy], None]
 def run_trials(
     study: TuneStudy, workers: int = 1, watch: Watcher | None = None, trainer: Trainer | None = None
 ) -> None:
-    """Run all trials of a study; killed workers are replaced, and their trials tried once again.
+    """Run all trials of a study; see `run_jobs`.
 
     Args:
-        workers: the number of processes; the cores are divided among them.
         watch: called twice a second and at the end.
-        trainer: trains on a cluster; None: processes of this machine do.
 
     Raises:
-        ConfigError: another process is running this study, or workers cannot import the env.
-        SearchError: workers cannot be started, or every trial fails.
-        KeyboardInterrupt: raised again after all workers have ended.
+        ConfigError: also if the objective does not tell how good policies are.
+        SearchError: also if every trial fails.
     """
     before = {trial.number for trial in study.trials if trial.state.is_finished()}
 
@@ -129,37 +125,22 @@ class TrialReport:
     Args:
         study: of the trial; with several objectives nothing is reported, because Optuna prunes no such trials.
         interval: env steps between evaluations.
-        watch_opposition: whether the trial ends when it is clear that the agents' returns oppose each other.
         last: the number of the evaluation with which the trial ends; None: with its training.
     """
 
-    def __init__(
-        self,
-        study: TuneStudy,
-        trial: optuna.trial.Trial,
-        interval: int,
-        *,
-        watch_opposition: bool = False,
-        last: int | None = None,
-    ) -> None:
+    def __init__(self, study: TuneStudy, trial: optuna.trial.Trial, interval: int, last: int | None = None) -> None:
         self._trial = trial
         self._objective, *others = study.search.objectives()
         self._reports = not others
         self._interval = interval
         self._evaluations = study.search.evaluations
-        self._watches, self._last = watch_opposition, last
+        self._last = last
         self._reported = 0
         self.pruned = False
-        self.opposed: str | None = None  # how the returns oppose each other
-        self.doubt: str | None = None  # why it is not certain that they do not
 
     def goes_on(self, result: Result) -> bool:
-        """Report a result if it has an evaluation; returns whether the training goes on."""
-        if self._watches:
-            self.opposed, self.doubt = result.get(OPPOSITION, (None, None))
-            if self.opposed is not None:
-                return False
-        value = self._objective.value(result) if "evaluation" in result and self._reports else None
+        """Report the result of an evaluation; returns whether the training goes on."""
+        value = self._objective.value(result) if self._reports else None
         if value is None:
             return True
         env_steps = result["num_env_steps_sampled_lifetime"]
@@ -192,14 +173,13 @@ def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_
         settings = study.space.suggest(trial)
         config = search.trial_config(settings, seed)
         is_first = stored.get(key.MEMBER, stored[key.INDEX]) == 0
-        watch_opposition = is_first and any(each.of in NOT_TOGETHER for each in search.objectives())
+        watches = is_first and any(each.of in NOT_TOGETHER for each in search.objectives())
         last = stored[key.GENERATION] + 1 if stored.get(key.GOES_ON) else None
-        interval = config.evaluation.interval
-        report = TrialReport(study, trial, interval, watch_opposition=watch_opposition, last=last)
+        report = TrialReport(study, trial, config.evaluation.interval, last)
         if parent is not None:
             copy_run(study.folder_of(parent), folder, search.env)
         changed = None if parent is None else settings
-        return Training(config, folder, study.factory, report.goes_on, changed), report
+        return Training(config, folder, study.factory, report.goes_on, watches, changed), report
 
     _run(study, study.queue, trial, folder, begun, train)
 
@@ -231,11 +211,11 @@ def _run(
         training, report = begun()
         trial.set_user_attr(key.SEED, training.config.seed)
         run = train(training)
-        if report is not None and report.opposed is not None:
-            trial.set_user_attr(_OPPOSED, report.opposed)
-            raise ConfigError(report.opposed, key="objective")
-        if report is not None and report.doubt is not None:
-            trial.set_user_attr(_DOUBT, report.doubt)
+        if run.opposed is not None:
+            trial.set_user_attr(_OPPOSED, run.opposed)
+            raise ConfigError(run.opposed, key="objective")
+        if run.doubt is not None:
+            trial.set_user_attr(_DOUBT, run.doubt)
         result: Mapping[str, Any] = run.result or {}
         figures = {
             key.ITERATIONS: result.get("iteration"),
@@ -273,16 +253,10 @@ def run_finals(
     watch: Callable[[int, int], None] | None = None,
     trainer: Trainer | None = None,
 ) -> None:
-    """Let the best trials race against the preset, as `plan_race` has planned; finished trainings are not repeated.
+    """Let the best trials race against the preset, as `plan_race` has planned; see `run_jobs`.
 
     Args:
         watch: called twice a second with the numbers of finished and of all trainings, as far as they are known.
-        trainer: trains on a cluster; None: processes of this machine do.
-
-    Raises:
-        ConfigError: another process is running this study, or workers cannot import the env.
-        SearchError: worker processes cannot be started.
-        KeyboardInterrupt: raised again after all workers have ended.
     """
 
     def look() -> None:

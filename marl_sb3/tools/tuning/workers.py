@@ -47,7 +47,6 @@ _log = logging.getLogger(__name__)
 GRACE_S = 30.0  # time that a training may take to finish its iteration when the search ends
 POLL_S = 0.5  # time between checks of the workers
 MODULES = f"numba,{__name__}"  # what the fork server of workers imports
-OPPOSITION = "opposition"  # in a result that a training asks about: what `PruningCallback` has found
 _START_S = 600.0  # longest time in which a worker imports the env
 
 _numbers = itertools.count()  # make the names of all workers of this process unique
@@ -81,6 +80,7 @@ class Training:
     folder: Path  # of the run, on this machine
     factory: EnvFactory | None = None  # makes the env, if its id does not
     goes_on: GoesOn | None = None  # None: to its end
+    watches_opposition: bool = False  # whether it ends when it is clear that the agents' returns oppose each other
     # It goes on from the newest checkpoint in its folder, with settings that may be others than so far, by key as after
     # `--set`; None: it is a new one.
     settings: Mapping[str, Any] | None = None
@@ -94,6 +94,8 @@ class TrainedRun:
     results: Sequence[Result] = ()  # the metrics of all iterations with an evaluation
     checkpoint: str | None = None  # the name of the latest checkpoint
     cpu_seconds: float | None = None  # processor time of the process that trained it, from the start to the end
+    opposed: str | None = None  # how the agents' returns oppose each other, if that was watched
+    doubt: str | None = None  # why it is not certain that they do not
 
 
 # Trains a run in a folder of this machine. It raises `TrainerLostError` if it has to be trained again.
@@ -101,30 +103,33 @@ Train = Callable[[Training], TrainedRun]
 
 
 class PruningCallback(TrainingCallback):
-    """Lets the search decide whether a training goes on: after each evaluation, and when its agents' returns oppose."""
+    """Asks the search after each evaluation whether the training goes on; it does not if its agents' returns oppose.
 
-    def __init__(self, goes_on: GoesOn) -> None:
+    Attributes:
+        opposition: whether they do; None: the training has not started, or nobody asks.
+    """
+
+    def __init__(self, training: Training) -> None:
         super().__init__()
-        self._goes_on = goes_on
-        self._opposition: Opposition | None = None  # before the training starts
-        self._opposed: str | None = None
+        self._training = training
+        self.opposition: Opposition | None = None
 
     def _on_training_start(self) -> None:
         algorithm: Any = self.model
-        self._opposition = Opposition(algorithm.env.agents, algorithm.policy_of)
+        if self._training.watches_opposition:
+            self.opposition = Opposition(algorithm.env.agents, algorithm.policy_of)
 
     def on_episode_end(self, episode: RunningEpisode) -> None:
         """Compare the returns of the agents."""
-        if self._opposition is not None:
-            self._opposition.add(episode.agent_returns)
+        if self.opposition is not None:
+            self.opposition.add(episode.agent_returns)
 
     def on_iteration_end(self, result: Result) -> bool:
-        """Ask if the result has an evaluation, or the returns turn out to oppose each other."""
-        assert self._opposition is not None, "the training has started"
-        before, self._opposed = self._opposed, self._opposition.words()
-        if "evaluation" not in result and (self._opposed is None or before is not None):
-            return True
-        return self._goes_on({**result, OPPOSITION: (self._opposed, self._opposition.doubt())})
+        """End the training if the returns turn out to oppose each other, or the search wants it."""
+        if self.opposition is not None and self.opposition.words() is not None:
+            return False
+        goes_on = self._training.goes_on
+        return "evaluation" not in result or goes_on is None or goes_on(result)
 
 
 def train_here(training: Training) -> TrainedRun:
@@ -138,11 +143,15 @@ def train_here(training: Training) -> TrainedRun:
         run = prepare(training.config, training.folder, training.factory)
     else:
         run = resume_own(training.folder, training.config, training.factory, training.settings)
-    run = execute(run, [] if training.goes_on is None else [PruningCallback(training.goes_on)])
+    callback = PruningCallback(training)
+    run = execute(run, [] if training.goes_on is None else [callback])
     if run.interrupted:
         raise KeyboardInterrupt
     results = [result for result in run.results if "evaluation" in result]
-    return TrainedRun(run.result, results, run.checkpoint, time.process_time() - start_s)
+    trained = TrainedRun(run.result, results, run.checkpoint, time.process_time() - start_s)
+    if (opposition := callback.opposition) is None:
+        return trained
+    return replace(trained, opposed=opposition.words(), doubt=opposition.doubt())
 
 
 # --- Workers ---------------------------------------------------------------------------------------------------------
