@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -41,9 +42,7 @@ class TrialQueue:
         folder: of the search; the logs of its workers are below.
         total: the number of trials, which are enqueued when they are claimed; 0: only those of `enqueue`.
         sampler: makes the sampler of a trial from its index.
-
-    Attributes:
-        lock: held by who claims a trial, until its parameters are drawn: the study has the sampler of one trial.
+        draw: draws the parameters of a trial.
     """
 
     def __init__(
@@ -52,13 +51,14 @@ class TrialQueue:
         folder: Path,
         total: int = 0,
         sampler: Callable[[int], optuna.samplers.BaseSampler] | None = None,
+        draw: Callable[[optuna.trial.Trial], object] = lambda trial: None,
     ) -> None:
         self.optuna = study
         self._storage = study._storage
         self._folder = folder
         self._total = total
-        self._sampler = sampler
-        self.lock = threading.Lock()
+        self._sampler, self._draw = sampler, draw
+        self._lock = threading.Lock()
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -74,10 +74,17 @@ class TrialQueue:
         self.optuna.enqueue_trial(dict(params), user_attrs=stored)
 
     def claim(self, worker: str) -> optuna.trial.Trial | None:
-        """Claim a trial for a worker; None if there are none left."""
+        """Claim a trial for a worker, and draw its parameters; None if there are none left."""
         log = self._folder / "workers" / f"{worker}.log"
         log.parent.mkdir(exist_ok=True)
         append_text(log).close()
+        with self._lock:  # until its parameters are drawn: the study has the sampler of one trial
+            if (trial := self._asked(worker)) is not None:
+                with suppress(Exception):  # what fails, fails again in its run
+                    self._draw(trial)
+        return trial
+
+    def _asked(self, worker: str) -> optuna.trial.Trial | None:
         while not (waiting := [trial for trial in self.trials if trial.state == TrialState.WAITING]):
             if count(self.trials) >= self._total:
                 return None
@@ -195,7 +202,7 @@ class TuneStudy:
             self.optuna = open_study(study_name=search.name, pruner=pruner(search), sampler=sampler(search, 0))
             finals = open_study(study_name=f"{search.name}, finalists", sampler=optuna.samplers.RandomSampler())
         total = 0 if search.is_population else search.trials
-        self.queue = TrialQueue(self.optuna, folder, total, partial(sampler, search))
+        self.queue = TrialQueue(self.optuna, folder, total, partial(sampler, search), self.space.suggest)
         self.finals = TrialQueue(finals, folder)
         self.n_done = self.queue.n_done
 

@@ -237,13 +237,7 @@ def work(
         look: called after each trial.
         is_wanted: called before each trial; the work ends if it returns False.
     """
-    while is_wanted():
-        with queue.lock:
-            if (trial := queue.claim(worker)) is None:
-                break
-            if queue is study.queue:
-                with suppress(Exception):  # the sampler of this trial draws; what fails, fails again in its run
-                    study.space.suggest(trial)
+    while is_wanted() and (trial := queue.claim(worker)) is not None:
         run(study, trial, train)
         look()
 

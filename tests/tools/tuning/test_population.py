@@ -199,7 +199,7 @@ def test_the_same_seed_finds_the_same_and_kills_lose_no_member_and_repeat_no_gen
         for worker in (IN_PROCESS, "a process"):  # killed as it trains: the search itself, then one of its workers
             study = prepare_study(study="killed")
             assert enqueue_generation(study)
-            study.space.suggest(claimed(study, worker))
+            claimed(study, worker)
         study = prepare_study(study="killed")
         work(study, study.queue, run_trial, "here", pretend)
     assert not enqueue_generation(study)
