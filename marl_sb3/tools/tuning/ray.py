@@ -25,6 +25,7 @@ from marl_sb3.extensions.remote.processes.messages import Failed, known_error
 from marl_sb3.extensions.remote.processes.pool import differing, versions
 from marl_sb3.extensions.remote.processes.ray import Connection
 from marl_sb3.extensions.remote.ray import RaySettings
+from marl_sb3.files.atomic import replaced_folder
 from marl_sb3.runs.folder import remove_run
 from marl_sb3.runs.jobs import Jobs
 from marl_sb3.tools.tuning.study import TuneStudy
@@ -188,8 +189,5 @@ def unpack(archive: bytes, folder: Path) -> None:
 
     Names that lead out of the folder lose the parts that do so, see `zipfile.ZipFile.extract`.
     """
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    unfinished.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
-        opened.extractall(unfinished)
-    unfinished.rename(folder)
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened, replaced_folder(folder) as fresh:
+        opened.extractall(fresh)

@@ -317,15 +317,6 @@ def test_without_a_complete_trial_there_are_no_best_settings(tmp_path: Path) -> 
     assert not (tmp_path / "best.yml").exists()
 
 
-def test_best_settings_of_a_trial_that_was_run_in_another_folder(tmp_path: Path) -> None:
-    study = new_study(tmp_path, timesteps=2000)
-    trial = add(study, value=1.0)
-    lines_of_best(study)
-    found = load_config(None, hparams=tmp_path / "best.yml")
-    assert found.hyperparameters["batch_size"] == trial.params["batch_size"]
-    assert (found.seed, found.n_timesteps) == (None, 200_000)
-
-
 def test_a_real_trial_leaves_all_of_it(tmp_path: Path) -> None:
     study = new_study(tmp_path, trials=1, evaluations=2, evaluation_episodes=1)
     trial = study.queue.claim("w1")
