@@ -29,7 +29,7 @@ from marl_sb3.files.atomic import replaced_folder
 from marl_sb3.runs.folder import remove_run
 from marl_sb3.runs.jobs import Jobs
 from marl_sb3.tools.tuning.study import TuneStudy
-from marl_sb3.tools.tuning.workers import Train, TrainedRun, TrainerLostError, Training, train_here
+from marl_sb3.tools.tuning.workers import Train, TrainedRun, TrainerLostError, TrainingRequest, train_here
 
 _POLL_S = 0.2
 
@@ -83,12 +83,12 @@ class RayTrainer:
         names = [f"ray-{os.getpid()}-{secrets.token_hex(2)}" for _ in range(jobs.at_once)]
         yield dict.fromkeys(names, partial(self.train, jobs))
 
-    def train(self, jobs: Jobs, training: Training) -> TrainedRun:
+    def train(self, jobs: Jobs, request: TrainingRequest) -> TrainedRun:
         """See `Train`; a cluster has no folders of this machine to go on from, so that no population trains there."""
-        assert training.settings is None, "`prepared` refuses populations on Ray"
-        job, goes_on = secrets.token_hex(8), training.goes_on
+        assert request.settings is None, "`prepared` refuses populations on Ray"
+        job, goes_on = secrets.token_hex(8), request.goes_on
         remote = self._ray.remote(train_remotely).options(**self._options)
-        sent, pruning = replace(training, goes_on=None), None if goes_on is None else self._pruning
+        sent, pruning = replace(request, goes_on=None), None if goes_on is None else self._pruning
         task = remote.remote(sent, pruning, job, imported_modules())
         # As Ctrl-C in its process, or a kill.
         end_if_wanted = jobs.ender(lambda kills: self._ray.cancel(task, force=kills, recursive=kills))
@@ -106,8 +106,8 @@ class RayTrainer:
         except self._ray.exceptions.RayError as error:
             words = f"the process of the cluster has ended: {type(error).__name__}"
             raise TrainerLostError(words, by_others=jobs.is_ending) from error
-        remove_run(training.folder, training.config.env)  # left by a process that has died
-        unpack(archive, training.folder)
+        remove_run(request.folder, request.config.env)  # left by a process that has died
+        unpack(archive, request.folder)
         if isinstance(run, Failed):
             raise run.error
         return run
@@ -144,7 +144,7 @@ class PruningServer:
 
 
 def train_remotely(
-    training: Training, pruning: Any, job: str, imports: Sequence[str]
+    request: TrainingRequest, pruning: Any, job: str, imports: Sequence[str]
 ) -> tuple[bytes, TrainedRun | Failed]:
     """Train a run in a temporary folder; returns the folder as a zip file, and the run.
 
@@ -163,7 +163,7 @@ def train_remotely(
 
         try:
             import_modules(imports)
-            run = train_here(replace(training, folder=folder, goes_on=None if pruning is None else goes_on))
+            run = train_here(replace(request, folder=folder, goes_on=None if pruning is None else goes_on))
         except SystemExit as error:
             run = Failed(error)
         except KeyboardInterrupt:

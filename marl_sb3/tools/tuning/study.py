@@ -65,9 +65,9 @@ class TrialQueue:
         """All trials so far, ordered by number."""
         return self.optuna.get_trials(deepcopy=False)
 
-    def latest(self, *names: str) -> dict[tuple[int, ...], FrozenTrial]:
-        """The latest attempt of each trial, by these of its attributes."""
-        return {tuple(trial.user_attrs[name] for name in names): trial for trial in self.trials}
+    def latest(self, one: str, other: str) -> dict[tuple[int, int], FrozenTrial]:
+        """The latest attempt of each trial, by two of its attributes."""
+        return {(trial.user_attrs[one], trial.user_attrs[other]): trial for trial in self.trials}
 
     def enqueue(self, params: Mapping[str, Any], **stored: Any) -> None:
         """Add a trial with these parameters, and with attributes that are stored with it."""

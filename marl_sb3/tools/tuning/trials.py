@@ -25,7 +25,7 @@ from marl_sb3.tools.tuning.workers import (
     Train,
     Trainer,
     TrainerLostError,
-    Training,
+    TrainingRequest,
     run_jobs,
     train_here,
 )
@@ -166,7 +166,7 @@ def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_
     """
     folder = study.folder_of(trial)
 
-    def begun() -> tuple[Training, TrialReport]:
+    def begun() -> tuple[TrainingRequest, TrialReport]:
         search, stored = study.search, trial.user_attrs
         parent = study.trials[stored[key.PARENT]] if key.PARENT in stored else None
         seed = search.trial_seed(stored[key.INDEX]) if parent is None else parent.user_attrs[key.SEED]
@@ -179,7 +179,7 @@ def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_
         if parent is not None:
             copy_run(study.folder_of(parent), folder, search.env)
         changed = None if parent is None else settings
-        return Training(config, folder, study.factory, report.goes_on, watches, changed), report
+        return TrainingRequest(config, folder, study.factory, report.goes_on, watches, changed), report
 
     _run(study, study.queue, trial, folder, begun, train)
 
@@ -190,9 +190,9 @@ def run_final(study: TuneStudy, training: optuna.trial.Trial, train: Train = tra
     folder = study.folder / key.final_folder(number, index)
     remove_run(folder, study.search.env)  # left by an interrupted training
 
-    def begun() -> tuple[Training, None]:
+    def begun() -> tuple[TrainingRequest, None]:
         settings = {} if number == key.PRESET else study.settings_of(study.trials[number])
-        return Training(study.search.final_config(settings, index), folder, study.factory), None
+        return TrainingRequest(study.search.final_config(settings, index), folder, study.factory), None
 
     _run(study, study.finals, training, folder, begun, train)
 
@@ -202,15 +202,15 @@ def _run(
     queue: TrialQueue,
     trial: optuna.trial.Trial,
     folder: Path,
-    begun: Callable[[], tuple[Training, TrialReport | None]],
+    begun: Callable[[], tuple[TrainingRequest, TrialReport | None]],
     train: Train,
 ) -> None:
     """Train the run of a claimed trial and tell its queue the outcome."""
     try:
         trial.set_user_attr(key.FOLDER, str(folder))
-        training, report = begun()
-        trial.set_user_attr(key.SEED, training.config.seed)
-        run = train(training)
+        request, report = begun()
+        trial.set_user_attr(key.SEED, request.config.seed)
+        run = train(request)
         if run.opposed is not None:
             trial.set_user_attr(_OPPOSED, run.opposed)
             raise ConfigError(run.opposed, key="objective")

@@ -73,7 +73,7 @@ GoesOn = Callable[[Result], bool]  # asked about each evaluation: whether the tr
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingRequest:
     """A training that a search wants."""
 
     config: TrainConfig  # of a new training with its settings
@@ -99,7 +99,7 @@ class TrainedRun:
 
 
 # Trains a run in a folder of this machine. It raises `TrainerLostError` if it has to be trained again.
-Train = Callable[[Training], TrainedRun]
+Train = Callable[[TrainingRequest], TrainedRun]
 
 
 class PruningCallback(TrainingCallback):
@@ -109,14 +109,14 @@ class PruningCallback(TrainingCallback):
         opposition: whether they do; None: the training has not started, or nobody asks.
     """
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, request: TrainingRequest) -> None:
         super().__init__()
-        self._training = training
+        self._request = request
         self.opposition: Opposition | None = None
 
     def _on_training_start(self) -> None:
         algorithm: Any = self.model
-        if self._training.watches_opposition:
+        if self._request.watches_opposition:
             self.opposition = Opposition(algorithm.env.agents, algorithm.policy_of)
 
     def on_episode_end(self, episode: RunningEpisode) -> None:
@@ -128,23 +128,23 @@ class PruningCallback(TrainingCallback):
         """End the training if the returns turn out to oppose each other, or the search wants it."""
         if self.opposition is not None and self.opposition.words() is not None:
             return False
-        goes_on = self._training.goes_on
+        goes_on = self._request.goes_on
         return "evaluation" not in result or goes_on is None or goes_on(result)
 
 
-def train_here(training: Training) -> TrainedRun:
+def train_here(request: TrainingRequest) -> TrainedRun:
     """See `Train`: in this process.
 
     Raises:
         KeyboardInterrupt: a signal has ended the training.
     """
     start_s = time.process_time()
-    if training.settings is None:
-        run = prepare(training.config, training.folder, training.factory)
+    if request.settings is None:
+        run = prepare(request.config, request.folder, request.factory)
     else:
-        run = resume_own(training.folder, training.config, training.factory, training.settings)
-    callback = PruningCallback(training)
-    run = execute(run, [] if training.goes_on is None else [callback])
+        run = resume_own(request.folder, request.config, request.factory, request.settings)
+    callback = PruningCallback(request)
+    run = execute(run, [] if request.goes_on is None else [callback])
     if run.interrupted:
         raise KeyboardInterrupt
     results = [result for result in run.results if "evaluation" in result]
@@ -194,9 +194,8 @@ def run_jobs(
             else:
                 jobs = Jobs(workers, GRACE_S)
                 with (trainer or local_workers)(study, jobs) as trains:
-                    wanted = {"is_wanted": lambda: not jobs.is_ending}
-                    several = [partial(work, study, queue, run, *worker, **wanted) for worker in trains.items()]
-                    jobs.run(several, look, POLL_S)
+                    begin = partial(work, study, queue, run, is_wanted=lambda: not jobs.is_ending)
+                    jobs.run([partial(begin, *worker) for worker in trains.items()], look, POLL_S)
         except OSError as error:
             if not is_disk_full(error):
                 raise
@@ -278,13 +277,13 @@ class _WorkerProcess:
         self._worker: Worker | None = None
         self._answers = -1  # a pipe to the process
 
-    def train(self, training: Training) -> TrainedRun:
+    def train(self, request: TrainingRequest) -> TrainedRun:
         """See `Train`; the factory is not sent: the process imports it."""
 
         def answer(result: Result) -> None:
             goes = False
             try:
-                goes = training.goes_on is None or training.goes_on(result)
+                goes = request.goes_on is None or request.goes_on(result)
             finally:
                 with suppress(BrokenPipeError):  # it has died
                     os.write(self._answers, b"+" if goes else b"-")
@@ -292,7 +291,7 @@ class _WorkerProcess:
         try:
             worker = self._worker or self._start()
             end_if_wanted = self._jobs.ender(lambda kills: worker.send_signal(KILL if kills else signal.SIGTERM))
-            sent, asks = replace(training, factory=None, goes_on=None), training.goes_on is not None
+            sent, asks = replace(request, factory=None, goes_on=None), request.goes_on is not None
             run: TrainedRun = worker.ask("train", sent, asks, on_news=answer, on_look=end_if_wanted)
         except WorkerLostError as error:
             self.close()
@@ -353,10 +352,10 @@ class _Training:
         link.heartbeat.rest()  # a training may take as long as it does
         self._link = link
 
-    def train(self, training: Training, asks: bool) -> TrainedRun:
+    def train(self, request: TrainingRequest, asks: bool) -> TrainedRun:
         """See `train_here`; with `asks`, the search decides whether the training goes on."""
         with interrupting():
-            return train_here(replace(training, goes_on=self._goes_on if asks else None))
+            return train_here(replace(request, goes_on=self._goes_on if asks else None))
 
     def _goes_on(self, result: Result) -> bool:
         self._link.tell(result)

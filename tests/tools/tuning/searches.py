@@ -14,7 +14,7 @@ from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.space import Space
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trials import run_trial
-from marl_sb3.tools.tuning.workers import Train, TrainedRun, Training, train_here, work
+from marl_sb3.tools.tuning.workers import Train, TrainedRun, TrainingRequest, train_here, work
 
 SETTINGS = {
     "n_envs": 4,
@@ -31,16 +31,16 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def pretend(training: Training) -> TrainedRun:
+def pretend(request: TrainingRequest) -> TrainedRun:
     """Take the place of a training: its returns follow from the seed and the hyperparameters."""
-    config = training.config
+    config = request.config
     returns = random.Random(f"{config.seed} {sorted(config.hyperparameters.items())}")
     results: list[Result] = []
     for env_steps in range(config.evaluation.interval, config.n_timesteps + 1, config.evaluation.interval):
         evaluated = {"env_runners": {"episode_return_mean": returns.random()}}
         sampled = {"num_env_steps_sampled_lifetime": env_steps, "env_runners": {"num_episodes": 0}}
         results.append({**sampled, "evaluation": evaluated})
-        if training.goes_on is not None and not training.goes_on(results[-1]):
+        if request.goes_on is not None and not request.goes_on(results[-1]):
             break
     return TrainedRun(results[-1], results, "ckpt-000001")
 

@@ -42,7 +42,7 @@ from marl_sb3.tools.tuning.report import write_files
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trials import enqueue_missing, run_final, run_finals
 from marl_sb3.tools.tuning.view import SearchView
-from marl_sb3.tools.tuning.workers import TrainedRun, Training, work
+from marl_sb3.tools.tuning.workers import TrainedRun, TrainingRequest, work
 
 SMALL: dict[str, Any] = {
     "space": {"learning_rate": {"log_uniform": [1e-3, 1e-2]}},  # without the preset
@@ -83,11 +83,11 @@ def worth(values: Callable[[float | None, int], float | None]) -> Callable[..., 
     """Take the place of a training whose value follows from its learning rate, None: the preset's, and its seed."""
     known: dict[int, int] = {}
 
-    def train(training: Training) -> TrainedRun:
-        config = training.config
+    def train(request: TrainingRequest) -> TrainedRun:
+        config = request.config
         assert config.seed is not None
         rate = config.hyperparameters.get("learning_rate")
-        index = int(training.folder.name.rpartition("-")[2])
+        index = int(request.folder.name.rpartition("-")[2])
         known.setdefault(index, config.seed)
         assert known[index] == config.seed  # all candidates have the same
         value = values(rate, index)

@@ -31,7 +31,7 @@ from marl_sb3.tools.tuning.study import IN_PROCESS, TuneStudy
 from marl_sb3.tools.tuning.trial import COPIED, ERROR, INTERRUPTED, KILLED, PARENT
 from marl_sb3.tools.tuning.trials import run_trial
 from marl_sb3.tools.tuning.view import SearchView
-from marl_sb3.tools.tuning.workers import Train, TrainedRun, Training, train_here, work
+from marl_sb3.tools.tuning.workers import Train, TrainedRun, TrainingRequest, train_here, work
 
 SPACE = {
     "batch_size": {"choices": [10, 20, 40]},
@@ -133,18 +133,18 @@ def test_some_settings_are_drawn_anew_and_those_without_an_order_always() -> Non
 # --- Whole searches --------------------------------------------------------------------------------------------------
 
 
-def pretend(training: Training) -> TrainedRun:
+def pretend(request: TrainingRequest) -> TrainedRun:
     """In the place of a training: its value follows from its seed, its settings and its generation."""
-    folder, settings = training.folder, "" if training.settings is None else sorted(training.settings.items())
+    folder, settings = request.folder, "" if request.settings is None else sorted(request.settings.items())
     done = [int(path.name.removeprefix("ckpt-")) for path in folder.glob("checkpoints/*")]
     assert len(done) <= 1  # of a run that is copied, the newest alone
     generation = sum(done) + 1
     (folder / "checkpoints" / f"ckpt-{generation:06d}").mkdir(parents=True)
-    value = random.Random(f"{training.config.seed} {generation} {settings}").random()
+    value = random.Random(f"{request.config.seed} {generation} {settings}").random()
     evaluated = {"evaluation": {"env_runners": {"episode_return_mean": value}}}
     result: Result = {"num_env_steps_sampled_lifetime": 80 * generation, "env_runners": {}, **evaluated}
-    assert training.goes_on is not None
-    assert training.goes_on(result) == (generation == 3)
+    assert request.goes_on is not None
+    assert request.goes_on(result) == (generation == 3)
     return TrainedRun(result, [result], f"ckpt-{generation:06d}")
 
 
@@ -228,13 +228,13 @@ def test_a_copy_that_was_interrupted_is_made_again(tmp_path: Path, monkeypatch: 
     assert sorted(tmp_path.iterdir()) == [source, target]
 
 
-def not_finite(training: Training) -> TrainedRun:
+def not_finite(request: TrainingRequest) -> TrainedRun:
     raise ValueError("it is not finite")
 
 
 def test_a_member_that_fails_copies_another_one(study: TuneStudy) -> None:
-    def fails_once(training: Training) -> TrainedRun:
-        return (not_finite if training.folder.name == "00002" else pretend)(training)
+    def fails_once(request: TrainingRequest) -> TrainedRun:
+        return (not_finite if request.folder.name == "00002" else pretend)(request)
 
     train_all(study, fails_once)
     assert latest(study)[0, 2].state.name == "FAIL"

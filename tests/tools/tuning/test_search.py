@@ -23,7 +23,7 @@ from marl_sb3.tools.tuning.options import SearchOptions
 from marl_sb3.tools.tuning.report import trials_csv
 from marl_sb3.tools.tuning.search import Search, read_search
 from marl_sb3.tools.tuning.space import parse_space, setting
-from marl_sb3.tools.tuning.workers import TrainedRun, Training
+from marl_sb3.tools.tuning.workers import TrainedRun, TrainingRequest
 
 
 def test_the_same_search_tries_the_same_and_finds_the_same(in_tmp: Path) -> None:
@@ -388,9 +388,9 @@ def test_trials_train_with_what_is_given(
 ) -> None:
     configs: list[TrainConfig] = []
 
-    def train(training: Training) -> TrainedRun:
-        configs.append(training.config)
-        return pretend(training)
+    def train(request: TrainingRequest) -> TrainedRun:
+        configs.append(request.config)
+        return pretend(request)
 
     options = {**MINIMAL, **given, "settings": {**MINIMAL["settings"], **given.get("settings", {})}}
     if "grid" in options:
