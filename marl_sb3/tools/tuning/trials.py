@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from marl_sb3.runs.folder import TRACEBACK_FILE, remove_run, write_traceback
 from marl_sb3.tools.tuning import trial as key
 from marl_sb3.tools.tuning.finals import race_of, trainings
 from marl_sb3.tools.tuning.population import copy_run, enqueue_generation
-from marl_sb3.tools.tuning.search import NOT_TOGETHER
+from marl_sb3.tools.tuning.search import NOT_TOGETHER, Search
 from marl_sb3.tools.tuning.study import TrialQueue, TuneStudy
 from marl_sb3.tools.tuning.trial import failure_text, states
 from marl_sb3.tools.tuning.workers import (
@@ -119,39 +120,34 @@ def require_any_complete(study: TuneStudy) -> None:
     raise SearchError(f"no trial was trained to its end: {states(trials)}; the last error: {last}")
 
 
+@dataclass
 class TrialReport:
     """Reports the objective of each evaluation to Optuna, which may prune the trial.
 
-    Args:
-        study: of the trial; with several objectives nothing is reported, because Optuna prunes no such trials.
-        interval: env steps between evaluations.
-        last: the number of the evaluation with which the trial ends; None: with its training.
+    With several objectives nothing is reported, because Optuna prunes no such trials.
     """
 
-    def __init__(self, study: TuneStudy, trial: optuna.trial.Trial, interval: int, last: int | None = None) -> None:
-        self._trial = trial
-        self._objective, *others = study.search.objectives()
-        self._reports = not others
-        self._interval = interval
-        self._evaluations = study.search.evaluations
-        self._last = last
-        self._reported = 0
-        self.pruned = False
+    search: Search
+    trial: optuna.trial.Trial
+    interval: int  # env steps between evaluations
+    last: int | None = None  # the number of the evaluation with which the trial ends; None: with its training
+    pruned: bool = False
+    reported: int = 0  # the number of the latest evaluation
 
     def goes_on(self, result: Result) -> bool:
         """Report the result of an evaluation; returns whether the training goes on."""
-        value = self._objective.value(result) if self._reports else None
-        if value is None:
+        objective, *others = self.search.objectives()
+        if others or (value := objective.value(result)) is None:
             return True
         env_steps = result["num_env_steps_sampled_lifetime"]
-        number = env_steps // self._interval
-        if number > self._reported:  # after a rollback, an evaluation is repeated
-            self._reported = number
-            self._trial.report(value, number)
-            self._trial.set_user_attr(f"{key.ENV_STEPS}_{number}", env_steps)
+        number = env_steps // self.interval
+        if number > self.reported:  # after a rollback, an evaluation is repeated
+            self.reported = number
+            self.trial.report(value, number)
+            self.trial.set_user_attr(f"{key.ENV_STEPS}_{number}", env_steps)
         # After the last evaluation, pruning would save nothing.
-        self.pruned = number < self._evaluations and self._trial.should_prune()
-        return not self.pruned and (self._last is None or number < self._last)
+        self.pruned = number < self.search.evaluations and self.trial.should_prune()
+        return not self.pruned and (self.last is None or number < self.last)
 
 
 def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_here) -> None:
@@ -175,7 +171,7 @@ def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_
         is_first = stored.get(key.MEMBER, stored[key.INDEX]) == 0
         watches = is_first and any(each.of in NOT_TOGETHER for each in search.objectives())
         last = stored[key.GENERATION] + 1 if stored.get(key.GOES_ON) else None
-        report = TrialReport(study, trial, config.evaluation.interval, last)
+        report = TrialReport(search, trial, config.evaluation.interval, last)
         if parent is not None:
             copy_run(study.folder_of(parent), folder, search.env)
         changed = None if parent is None else settings

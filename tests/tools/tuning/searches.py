@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -77,6 +79,12 @@ def claimed(study: TuneStudy, worker: str) -> optuna.trial.Trial:
 def finished(study: TuneStudy) -> list[tuple[str, Any, dict[str, Any]]]:
     """State, value and parameters of each trial."""
     return [(trial.state.name, trial.value, trial.params) for trial in study.trials]
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a table of a study."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def trial_of(

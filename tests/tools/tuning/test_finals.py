@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 from optuna.trial import TrialState
 from rich.console import Console
-from searches import pretend, work_on
+from searches import pretend, rows_of, work_on
 from waiting import writing_to
 
 import marl_sb3
@@ -392,8 +391,7 @@ def test_a_trial_that_is_better_is_used(study: TuneStudy) -> None:
     config = load_config(None, hparams=study.folder / "best.yml", trusted_env=study.search.env)
     assert (config.n_timesteps, config.seed) == (80, None)
     assert config.hyperparameters["learning_rate"] == best.params["learning_rate"]
-    with (study.folder / "confirm.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
+    found = rows_of(study.folder / "confirm.csv")
     assert [(row["candidate"], row["objective"], row["error"]) for row in found[:4]] == [
         ("preset", f"{value}", "") for value in (1.0, 2.0, 3.0, 4.0)
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import html
 import io
 import random
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from searches import SMALL, claimed, stored
+from searches import SMALL, claimed, rows_of, stored
 from small_runs import assert_same_runs
 
 import marl_sb3
@@ -268,16 +267,10 @@ def test_a_member_is_one_training_which_its_settings_repeat(in_tmp: Path) -> Non
     assert best.extensions == study.search.whole_config(study.settings_of(study.best_trial)).extensions
 
 
-def table(study: TuneStudy, name: str) -> list[dict[str, str]]:
-    """The rows of one of its files."""
-    with (study.folder / name).open() as file:
-        return list(csv.DictReader(file))
-
-
 def test_who_copied_whom_is_a_table(study: TuneStudy) -> None:
     train_all(study)
     write_files(study)
-    rows = table(study, "copies.csv")
+    rows = rows_of(study.folder / "copies.csv")
     assert len(rows) == 2
     for row, generation in zip(rows, (1, 2), strict=True):
         trials = {place: trial for place, trial in latest(study).items() if place[0] == generation - 1}
@@ -290,7 +283,7 @@ def test_who_copied_whom_is_a_table(study: TuneStudy) -> None:
         assert (int(row["trial"]), int(row["copied_trial"])) == (new.number, old.number)
         assert [row["copied_gamma"], row["gamma"]] == [str(each.params["gamma"]) for each in (old, new)]
         assert row["learning_rate"] == f"lin_{new.params['learning_rate']}"
-    places = [(int(row["generation"]), int(row["member"])) for row in table(study, "trials.csv")]
+    places = [(int(row["generation"]), int(row["member"])) for row in rows_of(study.folder / "trials.csv")]
     assert places == [(generation, member) for generation in range(3) for member in range(4)]
     page = html.unescape((study.folder / "report.html").read_text(encoding="utf-8"))
     for heading in ("Who copied whom", "Settings over time", "Copies"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 from plotly.offline import get_plotlyjs
-from searches import trial_of
+from searches import rows_of, trial_of
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs.building import resolved
@@ -38,11 +37,6 @@ HOSTILE = (
 )
 HEAD = "number,state,value,learning_rate,batch_size,policy_kwargs.net_arch,seed,iterations,env_steps,seconds,"
 TAIL = "wall_seconds,cpu_seconds,return,evaluations,retry_of,worker,folder,checkpoint,error"
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def new_study(folder: Path, space: Mapping[str, Any] = SPACE, **changes: Any) -> TuneStudy:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from searches import SETTINGS, SMALL, SPACE, finished, in_this_process, pretend, work_on
+from searches import SETTINGS, SMALL, SPACE, finished, in_this_process, pretend, rows_of, work_on
 from toy_envs import ScriptedEnv
 
 import marl_sb3
@@ -399,8 +398,7 @@ def test_trials_train_with_what_is_given(
     work_on(study, train)
     for name, values in trained.items():
         assert [setting(config, name) for config in configs] == values * (len(configs) // len(values)), name
-    with trials_csv(study).open(newline="") as file:
-        assert [row[study.space.parameters[0].name] for row in csv.DictReader(file)] == written
+    assert [row[study.space.parameters[0].name] for row in rows_of(trials_csv(study))] == written
 
 
 @pytest.mark.parametrize(("given", "message"), REFUSED, ids=lambda each: str(each)[:50])
