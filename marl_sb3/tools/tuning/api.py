@@ -410,8 +410,9 @@ def _check_trials(search: Search, factory: EnvFactory | None, where: str) -> lis
         where: the origin of the space, put before the names of parameters in messages.
     """
     space, objectives = search.space, search.objectives()
-    for objective in objectives:
-        objective.require_enough(search.evaluations)
+    if objectives[0].n_last > search.evaluations:  # all of them are over the same evaluations
+        words = f"--over is {search.over!r}, but a trial has {search.evaluations} evaluations"
+        raise ConfigError(words, key="over")
     searches_batch_size = any(parameter.name.rpartition(".")[2] == "batch_size" for parameter in space.parameters)
     uneven: _Uneven = {}
     for settings in space.corners():

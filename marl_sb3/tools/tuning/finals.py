@@ -21,7 +21,7 @@ from marl_sb3.core.config.values import counted
 from marl_sb3.core.metrics.statistics import difference_interval, sample_stats
 from marl_sb3.extensions.display.text import between, number
 from marl_sb3.tools.tuning.study import TuneStudy
-from marl_sb3.tools.tuning.trial import CANDIDATE, OF_A_FINAL, PRESET, SEED_INDEX, value_of
+from marl_sb3.tools.tuning.trial import OF_A_FINAL, PRESET, value_of
 
 CONFIRM_BEST, CONFIRM_SEEDS = 3, 10  # trials that race at most by default, and fresh seeds of each
 _LEAST_SEEDS = (4, 2)  # of fewer, fewer trials race; with fewer, there is no interval
@@ -64,18 +64,13 @@ class Candidate:
         return any(index < AGAIN and value is None for index, value in self.values.items())
 
 
-def trainings(study: TuneStudy) -> list[FrozenTrial]:
-    """All trainings with fresh seeds, without the attempts that were made again."""
-    return [training for _, training in sorted(study.finals.latest(*OF_A_FINAL).items())]
-
-
 def candidates(study: TuneStudy) -> list[Candidate]:
     """The preset, and the trials that were trained again, the best trial first; empty if none was trained."""
     found: dict[int, dict[int, float | None]] = {PRESET: {}}
-    for training in trainings(study):
-        values = found.setdefault(training.user_attrs[CANDIDATE], {})
+    for (trial, index), training in study.finals.latest(*OF_A_FINAL).items():
+        values = found.setdefault(trial, {})
         if training.state.is_finished():
-            values[training.user_attrs[SEED_INDEX]] = value_of(training)
+            values[index] = value_of(training)
     order = {trial.number: place for place, trial in enumerate(study.completed())}
     ranked = sorted(found.items(), key=lambda item: order.get(item[0], -1))
     several = [Candidate(None if trial == PRESET else trial, values) for trial, values in ranked]

@@ -20,7 +20,7 @@ from marl_sb3.files.atomic import write_whole
 from marl_sb3.runs.building import resolved
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.startup import require_extra
-from marl_sb3.tools.tuning.finals import HEADER, decide, outcome_words, race_of, shrunk_value, trainings
+from marl_sb3.tools.tuning.finals import HEADER, decide, outcome_words, race_of, shrunk_value
 from marl_sb3.tools.tuning.finals import rows as race_rows
 from marl_sb3.tools.tuning.population import copies_in_words, copies_table
 from marl_sb3.tools.tuning.search import Search
@@ -70,8 +70,9 @@ def trials_csv(study: TuneStudy) -> Path:
 def confirm_csv(study: TuneStudy) -> list[Path]:
     """Write `confirm.csv`, a row for each training of a finalist or the preset; nothing if there are none."""
     rows = []
-    for training in filter(lambda training: training.state.is_finished(), trainings(study)):
-        candidate, index = (training.user_attrs[name] for name in OF_A_FINAL)
+    for (candidate, index), training in sorted(study.finals.latest(*OF_A_FINAL).items()):
+        if not training.state.is_finished():
+            continue
         name = "preset" if candidate == PRESET else f"trial {candidate}"
         value, error = rounded(value_of(training)), stored_text(training, ERROR)
         rows.append([name, training.user_attrs.get(SEED), value, error, final_folder(candidate, index).as_posix()])

@@ -109,12 +109,7 @@ class TrialQueue:
         n_retries = len(trials) - count(trials)
         return max(0, sum(trial.state.is_finished() for trial in trials) - n_retries)
 
-    def claimed_elsewhere(self) -> FrozenTrial | None:
-        """The first trial that a search of another folder has claimed, here or on another machine; None: no trial."""
-        workers = self._workers()
-        return next((trial for trial in self.trials if trial.user_attrs.get(key.WORKER) not in {None, *workers}), None)
-
-    def _workers(self) -> set[str]:
+    def workers(self) -> set[str]:
         """The workers of this folder's searches; a database has those of others, too."""
         return {path.stem for path in (self._folder / "workers").glob("*")}
 
@@ -123,7 +118,7 @@ class TrialQueue:
 
         Its worker processes ended with it, which is not the fault of their trials; any other worker was the search.
         """
-        workers = self._workers()
+        workers = self.workers()
         for trial in self.trials:
             worker = trial.user_attrs.get(key.WORKER)
             if trial.state == TrialState.RUNNING and worker in workers:

@@ -16,7 +16,7 @@ from marl_sb3.errors import ConfigError, is_disk_full
 from marl_sb3.extensions.store.checkpoint_folder import checkpoints_of
 from marl_sb3.runs.folder import TRACEBACK_FILE, remove_run, write_traceback
 from marl_sb3.tools.tuning import trial as key
-from marl_sb3.tools.tuning.finals import race_of, trainings
+from marl_sb3.tools.tuning.finals import race_of
 from marl_sb3.tools.tuning.population import copy_run, enqueue_generation
 from marl_sb3.tools.tuning.search import NOT_TOGETHER, Search
 from marl_sb3.tools.tuning.study import TrialQueue, TuneStudy
@@ -257,7 +257,7 @@ def run_finals(
 
     def look() -> None:
         if watch is not None:
-            known = trainings(study)
+            known = study.finals.latest(*key.OF_A_FINAL).values()
             watch(sum(training.state.is_finished() for training in known), len(known))
 
     while enqueue_missing(study):

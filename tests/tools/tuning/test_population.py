@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.trial import FrozenTrial
 from rich.console import Console
 from searches import SMALL, claimed, rows_of, stored
 from small_runs import assert_same_runs
@@ -23,11 +24,11 @@ from marl_sb3.extensions.remote.ray import RaySettings
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.settings import load_config
 from marl_sb3.tools.tuning.api import prepare_study
-from marl_sb3.tools.tuning.population import copies_table, copy_run, enqueue_generation, exploit, explore, latest
+from marl_sb3.tools.tuning.population import copies_table, copy_run, enqueue_generation, exploit, explore
 from marl_sb3.tools.tuning.report import write_files
 from marl_sb3.tools.tuning.space import Parameter, parse_space
 from marl_sb3.tools.tuning.study import IN_PROCESS, TuneStudy
-from marl_sb3.tools.tuning.trial import COPIED, ERROR, INTERRUPTED, KILLED, PARENT
+from marl_sb3.tools.tuning.trial import COPIED, ERROR, GENERATION, INTERRUPTED, KILLED, MEMBER, PARENT
 from marl_sb3.tools.tuning.trials import run_trial
 from marl_sb3.tools.tuning.view import SearchView
 from marl_sb3.tools.tuning.workers import Train, TrainedRun, TrainingRequest, train_here, work
@@ -162,6 +163,11 @@ def train_generation(study: TuneStudy, train: Train = pretend) -> bool:
 def train_all(study: TuneStudy, train: Train = pretend) -> None:
     while train_generation(study, train):
         pass
+
+
+def latest(study: TuneStudy) -> dict[tuple[int, int], FrozenTrial]:
+    """The trial of each generation and member."""
+    return study.queue.latest(GENERATION, MEMBER)
 
 
 def outcome(study: TuneStudy) -> list[Any]:
