@@ -88,13 +88,11 @@ def test_defaults_in_the_help_are_those_of_a_search() -> None:
         (["--confirm-seeds", "-1"], "--confirm-seeds is -1; accepted: an integer of at least 0"),
         (["--confirm-seeds", "1"], "--confirm-seeds is 1; accepted: 0, or at least 2, for an interval"),
         (["--objective", "agent1,"], "--objective is 'agent1,'; accepted: different names, A or A,B"),
-        (["--objective", "agent1,agent3"], "--objective is 'agent3'; accepted: sum, min, against_random, an agent"),
         (["--objective", "agent1,agent2", "--mode", "max,min,max"], "--mode is 'max,min,max'; accepted: one of max"),
         (["--objective", "agent1,agent2", "--pruner", "asha"], "--pruner is 'asha'; accepted with several objectives"),
         (["--confirm-best", "0"], "--confirm-best is 0; accepted: an integer of at least 1"),
         (["--trials", "many"], "argument --trials: received 'many'; accepted: an integer, such as 100000, 1e5 or 100k"),
         (["--space", "nowhere.yml"], "cannot read nowhere.yml: No such file or directory"),
-        (["--grid", "batch_size"], "--grid is 'batch_size'; accepted: KEY=A,B,C"),
         (
             ["--storage", "mysql://nobody:secret@localhost/x"],
             "--storage mysql://nobody:***@localhost/x cannot be opened",
@@ -105,7 +103,6 @@ def test_defaults_in_the_help_are_those_of_a_search() -> None:
         (["--n-envs", "0"], "--n-envs is 0; accepted: an integer of at least 1"),
         (["--device", "gpu"], "--device: device is 'gpu'; accepted: auto, cpu, cuda"),
         (["--vectorizer", "fast"], "unknown vectorizer 'fast'; accepted: auto"),
-        (["--grid", "n_envs=2,4", "--n-envs", "2"], "n_envs is both set and searched"),
         (["arenaa"], "unknown env 'arenaa'; did you mean arena"),
     ],
 )

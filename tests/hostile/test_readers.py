@@ -98,10 +98,7 @@ KNOWN = {
         "(folder / file).write_text": "in a folder that this call has made",
     },
     "tools/tuning/population.py": {"shutil.copytree": "to a folder of `replaced_folder`; links stay links"},
-    "tools/tuning/ray.py": {
-        "zipfile.ZipFile": "of a process of the user's own cluster",
-        "unfinished.rename": "to a place that `remove_run` has freed",
-    },
+    "tools/tuning/ray.py": {"zipfile.ZipFile": "of a process of the user's own cluster"},
     "tools/tuning/space.py": {"json.loads": "a value of settings; any error leaves it as it is"},
 }
 

@@ -15,13 +15,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from marl_sb3.core.config.values import counted
 from marl_sb3.core.metrics.statistics import difference_interval, sample_stats
 from marl_sb3.extensions.display.text import between, number
 from marl_sb3.tools.tuning.study import TuneStudy
-from marl_sb3.tools.tuning.trial import CANDIDATE, PRESET, SEED_INDEX, value_of
+from marl_sb3.tools.tuning.trial import OF_A_FINAL, PRESET, value_of
 
 CONFIRM_BEST, CONFIRM_SEEDS = 3, 10  # trials that race at most by default, and fresh seeds of each
 _LEAST_SEEDS = (4, 2)  # of fewer, fewer trials race; with fewer, there is no interval
@@ -37,8 +37,7 @@ class Candidate:
     """Settings that were trained with several fresh seeds."""
 
     trial: int | None  # the number of the trial with these settings; None: the preset
-    values: Mapping[int, float]  # the objective by the index of the seed, of each training that has finished
-    failed: frozenset[int] = frozenset()  # the indices of the seeds with which a training has failed
+    values: Mapping[int, float | None]  # of each training that has ended, by the index of its seed; None: it has failed
 
     @property
     def name(self) -> str:
@@ -47,41 +46,35 @@ class Candidate:
 
     def first(self, seeds: int) -> list[float]:
         """The values with the first seeds, with which it races."""
-        return [value for index, value in sorted(self.values.items()) if index < seeds]
+        return [value for index, value in sorted(self.values.items()) if index < seeds and value is not None]
 
     @property
     def again(self) -> list[float]:
         """The values with seeds that had no part in the choice."""
-        return [value for index, value in sorted(self.values.items()) if index >= AGAIN]
+        return [value for index, value in sorted(self.values.items()) if index >= AGAIN and value is not None]
+
+    @property
+    def n_failed(self) -> int:
+        """How many trainings have failed."""
+        return sum(value is None for value in self.values.values())
 
     @property
     def broke(self) -> bool:
         """Whether a training of the race has failed."""
-        return any(index < AGAIN for index in self.failed)
-
-
-def trainings(study: TuneStudy) -> list[FrozenTrial]:
-    """All trainings with fresh seeds, without the attempts that were made again."""
-    trials = study.finals.trials
-    latest = {(trial.user_attrs[CANDIDATE], trial.user_attrs[SEED_INDEX]): trial for trial in trials}
-    return [latest[pair] for pair in sorted(latest)]
+        return any(index < AGAIN and value is None for index, value in self.values.items())
 
 
 def candidates(study: TuneStudy) -> list[Candidate]:
     """The preset, and the trials that were trained again, the best trial first; empty if none was trained."""
-    found: dict[int, tuple[dict[int, float], set[int]]] = {PRESET: ({}, set())}
-    for training in trainings(study):
-        values, failed = found.setdefault(training.user_attrs[CANDIDATE], ({}, set()))
-        if training.state == TrialState.COMPLETE and training.value is not None:
-            values[training.user_attrs[SEED_INDEX]] = training.value
-        elif training.state == TrialState.FAIL:
-            failed.add(training.user_attrs[SEED_INDEX])
+    found: dict[int, dict[int, float | None]] = {PRESET: {}}
+    for (trial, index), training in study.finals.latest(*OF_A_FINAL).items():
+        values = found.setdefault(trial, {})
+        if training.state.is_finished():
+            values[index] = value_of(training)
     order = {trial.number: place for place, trial in enumerate(study.completed())}
-    several = [
-        Candidate(None if trial == PRESET else trial, values, frozenset(failed))
-        for trial, (values, failed) in sorted(found.items(), key=lambda item: order.get(item[0], -1))
-    ]
-    return several if any(candidate.values or candidate.failed for candidate in several) else []
+    ranked = sorted(found.items(), key=lambda item: order.get(item[0], -1))
+    several = [Candidate(None if trial == PRESET else trial, values) for trial, values in ranked]
+    return several if any(candidate.values for candidate in several) else []
 
 
 # --- The race ---------------------------------------------------------------------------------------------------------
@@ -102,19 +95,14 @@ class Race:
         if wanted or won is preset or len(preset.first(self.seeds)) < 2:
             return wanted
         indices = range(AGAIN, AGAIN + self.seeds)
-        return [
-            (each, index) for index in indices for each in (preset, won) if not {index} & {*each.values, *each.failed}
-        ]
+        return [(each, index) for index in indices for each in (preset, won) if index not in each.values]
 
     def standing(self) -> tuple[list[Candidate], list[tuple[Candidate, int]]]:
         """Return the candidates that are not left out, and the trainings that are `missing`."""
         racing = list(self.candidates)
         for seeds in sorted({max(2, math.ceil(share * self.seeds)) for share in _LOOKS}):
             wanted = [
-                (candidate, index)
-                for index in range(seeds)
-                for candidate in racing
-                if index not in candidate.values and index not in candidate.failed
+                (candidate, index) for index in range(seeds) for candidate in racing if index not in candidate.values
             ]
             if wanted:
                 return racing, wanted
@@ -283,7 +271,7 @@ def _sentence(study: TuneStudy, race: Race, won: Candidate) -> str:
     preset, *trials = race.candidates
     steps = f"{study.search.final_config({}, 0).n_timesteps:,} env steps"
     if len(preset.first(race.seeds)) < 2:
-        return f"The preset failed in {len(preset.failed)} of its trainings of {steps}; {won.name} is used."
+        return f"The preset failed in {preset.n_failed} of its trainings of {steps}; {won.name} is used."
     sound = [candidate for candidate in trials if not candidate.broke and candidate.values]
     shown = won if won is not preset else max(sound, key=lambda candidate: race.difference(candidate)[0], default=None)
     if shown is None:
@@ -308,7 +296,7 @@ def shrunk_value(study: TuneStudy, trial: FrozenTrial) -> float | None:
     the same settings with several seeds. James and Stein's estimator in its positive part, see Efron and Morris,
     "Stein's estimation rule and its competitors", Journal of the American Statistical Association 68, 1973.
     """
-    spreads = [sample_stats(list(candidate.values.values())) for candidate in candidates(study)]
+    spreads = [sample_stats(candidate.first(AGAIN) + candidate.again) for candidate in candidates(study)]
     freedom = sum(spread.n - 1 for spread in spreads if spread.sd is not None)
     value, of_all = value_of(trial), sample_stats([complete.values[0] for complete in study.completed()])
     if freedom < 1 or value is None or of_all.mean is None or not of_all.sd:
@@ -328,7 +316,7 @@ def rows(race: Race) -> list[list[str]]:
     racing, wanted = race.standing()
     for candidate in race.candidates:
         stats = sample_stats(candidate.first(race.seeds))
-        failed = f", {len(candidate.failed)} failed" if candidate.failed else ""
+        failed = f", {candidate.n_failed} failed" if candidate.n_failed else ""
         against = ["", "", ""]
         if candidate.trial is not None and stats.n:
             gain, low, high = race.difference(candidate)

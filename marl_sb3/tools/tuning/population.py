@@ -72,19 +72,16 @@ def explore(params: Mapping[str, Any], space: Space, resample: float, rng: np.ra
 # --- Generations ------------------------------------------------------------------------------------------------------
 
 
-def latest(study: TuneStudy) -> dict[tuple[int, int], FrozenTrial]:
-    """The trial of each generation and member, by these two numbers, without attempts that were made again."""
-    return {(trial.user_attrs[key.GENERATION], trial.user_attrs[key.MEMBER]): trial for trial in study.trials}
-
-
 def require_one_folder(study: TuneStudy) -> None:
     """Refuse a population that a search of another folder trains, too: members copy folders of each other.
 
     Raises:
         ConfigError: the database has trials of another folder, of this machine or of another one.
     """
-    trial = None if study.search.storage is None else study.queue.claimed_elsewhere()
-    if trial is not None:
+    workers = study.queue.workers()
+    others = [trial for trial in study.trials if trial.user_attrs.get(key.WORKER) not in {None, *workers}]
+    if others and study.search.storage is not None:
+        trial = others[0]
         there = trial.user_attrs.get(key.FOLDER, "another folder")
         words = f"trial {trial.number} is trained in {there}, this search is in {study.folder}"
         accepted = "accepted with --sampler pbt, whose members copy run folders: one folder, or another --study name"
@@ -100,7 +97,7 @@ def enqueue_generation(study: TuneStudy) -> bool:
         ConfigError: see `require_one_folder`.
     """
     require_one_folder(study)  # two searches that start at the same time find each other here
-    search, known = study.search, latest(study)
+    search, known = study.search, study.queue.latest(key.GENERATION, key.MEMBER)
     for generation in range(search.generations):
         trials = [known.get((generation, member)) for member in range(search.trials)]
         if all(trial is not None and trial.state.is_finished() for trial in trials):
@@ -176,7 +173,7 @@ def copies_table(study: TuneStudy) -> tuple[list[str], list[list[Any]]]:
     """
     names = [parameter.name for parameter in study.space.parameters]
     head = ["env_steps", "generation", "member", "copied", "trial", "copied_trial", "value", "copied_value"]
-    known, trials, rows = latest(study), study.trials, []
+    known, trials, rows = study.queue.latest(key.GENERATION, key.MEMBER), study.trials, []
     for (generation, member), trial in sorted(known.items()):
         if key.COPIED not in trial.user_attrs or trial.state == TrialState.WAITING:
             continue

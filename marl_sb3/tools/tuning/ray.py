@@ -18,18 +18,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.core.envs.registry import EnvFactory, import_modules, imported_modules
+from marl_sb3.core.envs.registry import import_modules, imported_modules
 from marl_sb3.core.metrics.names import Result
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.remote.processes.messages import Failed, known_error
 from marl_sb3.extensions.remote.processes.pool import differing, versions
 from marl_sb3.extensions.remote.processes.ray import Connection
 from marl_sb3.extensions.remote.ray import RaySettings
+from marl_sb3.files.atomic import replaced_folder
 from marl_sb3.runs.folder import remove_run
 from marl_sb3.runs.jobs import Jobs
-from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.tools.tuning.study import TuneStudy
-from marl_sb3.tools.tuning.workers import Continuation, GoesOn, Train, TrainedRun, TrainerLostError, train_here
+from marl_sb3.tools.tuning.workers import Train, TrainedRun, TrainerLostError, TrainingRequest, train_here
 
 _POLL_S = 0.2
 
@@ -83,22 +83,16 @@ class RayTrainer:
         names = [f"ray-{os.getpid()}-{secrets.token_hex(2)}" for _ in range(jobs.at_once)]
         yield dict.fromkeys(names, partial(self.train, jobs))
 
-    def train(
-        self,
-        jobs: Jobs,
-        config: TrainConfig | Continuation,
-        folder: Path,
-        factory: EnvFactory | None,
-        goes_on: GoesOn | None,
-    ) -> TrainedRun:
+    def train(self, jobs: Jobs, request: TrainingRequest) -> TrainedRun:
         """See `Train`; a cluster has no folders of this machine to go on from, so that no population trains there."""
-        assert isinstance(config, TrainConfig), "`prepared` refuses populations on Ray"
-        job = secrets.token_hex(8)
+        assert request.settings is None, "`prepared` refuses populations on Ray"
+        job, goes_on = secrets.token_hex(8), request.goes_on
         remote = self._ray.remote(train_remotely).options(**self._options)
-        training = remote.remote(config, factory, None if goes_on is None else self._pruning, job, imported_modules())
+        sent, pruning = replace(request, goes_on=None), None if goes_on is None else self._pruning
+        task = remote.remote(sent, pruning, job, imported_modules())
         # As Ctrl-C in its process, or a kill.
-        end_if_wanted = jobs.ender(lambda kills: self._ray.cancel(training, force=kills, recursive=kills))
-        while not self._ray.wait([training], timeout=_POLL_S)[0]:
+        end_if_wanted = jobs.ender(lambda kills: self._ray.cancel(task, force=kills, recursive=kills))
+        while not self._ray.wait([task], timeout=_POLL_S)[0]:
             end_if_wanted()
             result = None if goes_on is None else self._ray.get(self._pruning.question.remote(job))
             if goes_on is not None and result is not None:
@@ -106,19 +100,17 @@ class RayTrainer:
         archive: bytes
         run: TrainedRun | Failed
         try:
-            archive, run = self._ray.get(training)
+            archive, run = self._ray.get(task)
         except self._ray.exceptions.RayTaskError:
             raise
         except self._ray.exceptions.RayError as error:
-            if jobs.is_ending:  # it was killed
-                return TrainedRun(folder, interrupted=True)
-            raise TrainerLostError(f"the process of the cluster has ended: {type(error).__name__}") from error
-        folder = folder.absolute()
-        remove_run(folder, config.env)  # left by a process that has died
-        unpack(archive, folder)
+            words = f"the process of the cluster has ended: {type(error).__name__}"
+            raise TrainerLostError(words, by_others=jobs.is_ending) from error
+        remove_run(request.folder, request.config.env)  # left by a process that has died
+        unpack(archive, request.folder)
         if isinstance(run, Failed):
             raise run.error
-        return replace(run, folder=folder)
+        return run
 
     def close(self) -> None:
         """End the connection."""
@@ -152,7 +144,7 @@ class PruningServer:
 
 
 def train_remotely(
-    config: TrainConfig, factory: EnvFactory | None, pruning: Any, job: str, imports: Sequence[str]
+    request: TrainingRequest, pruning: Any, job: str, imports: Sequence[str]
 ) -> tuple[bytes, TrainedRun | Failed]:
     """Train a run in a temporary folder; returns the folder as a zip file, and the run.
 
@@ -171,9 +163,11 @@ def train_remotely(
 
         try:
             import_modules(imports)
-            run = train_here(config, folder, factory, None if pruning is None else goes_on)
+            run = train_here(replace(request, folder=folder, goes_on=None if pruning is None else goes_on))
         except SystemExit as error:
             run = Failed(error)
+        except KeyboardInterrupt:
+            run = Failed(TrainerLostError("interrupted", by_others=True))
         except Exception as error:
             known = known_error(error)
             known.__cause__ = error
@@ -195,8 +189,5 @@ def unpack(archive: bytes, folder: Path) -> None:
 
     Names that lead out of the folder lose the parts that do so, see `zipfile.ZipFile.extract`.
     """
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    unfinished.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
-        opened.extractall(unfinished)
-    unfinished.rename(folder)
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened, replaced_folder(folder) as fresh:
+        opened.extractall(fresh)

@@ -20,7 +20,7 @@ from marl_sb3.files.atomic import write_whole
 from marl_sb3.runs.building import resolved
 from marl_sb3.runs.files import to_yaml
 from marl_sb3.startup import require_extra
-from marl_sb3.tools.tuning.finals import HEADER, decide, outcome_words, race_of, shrunk_value, trainings
+from marl_sb3.tools.tuning.finals import HEADER, decide, outcome_words, race_of, shrunk_value
 from marl_sb3.tools.tuning.finals import rows as race_rows
 from marl_sb3.tools.tuning.population import copies_in_words, copies_table
 from marl_sb3.tools.tuning.search import Search
@@ -63,15 +63,16 @@ def write_files(study: TuneStudy) -> list[Path]:
 
 def trials_csv(study: TuneStudy) -> Path:
     """Write `trials.csv`, a row for each trial; a value that a trial lacks is empty."""
-    rows = [row(study.search, trial) for trial in study.trials]
+    rows = [list(row(study.search, trial).values()) for trial in study.trials]
     return _write_csv(study.folder / "trials.csv", header(study.search), rows)
 
 
 def confirm_csv(study: TuneStudy) -> list[Path]:
     """Write `confirm.csv`, a row for each training of a finalist or the preset; nothing if there are none."""
     rows = []
-    for training in filter(lambda training: training.state.is_finished(), trainings(study)):
-        candidate, index = (training.user_attrs[name] for name in OF_A_FINAL)
+    for (candidate, index), training in sorted(study.finals.latest(*OF_A_FINAL).items()):
+        if not training.state.is_finished():
+            continue
         name = "preset" if candidate == PRESET else f"trial {candidate}"
         value, error = rounded(value_of(training)), stored_text(training, ERROR)
         rows.append([name, training.user_attrs.get(SEED), value, error, final_folder(candidate, index).as_posix()])
@@ -158,7 +159,7 @@ def html_report(study: TuneStudy) -> Path:
     if study.search.is_population:
         text = "Each time that a member copied another one, and what it changed then; copies.csv has it for programs."
         page.add("Copies", note(text), table(*reversed(copies_in_words(study))))
-    rows = (row(study.search, trial) for trial in trials)
+    rows = (list(row(study.search, trial).values()) for trial in trials)
     text = "The trial whose settings are used stands out. Numbers are rounded; trials.csv has all digits."
     page.add("Trials", note(text), table(rows, header(study.search), number))
     return page.write(study.folder / "report.html")

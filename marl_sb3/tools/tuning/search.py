@@ -61,13 +61,8 @@ class Objective:
         """Whether it needs evaluations against random policies."""
         return _SHORT.get(self.of, self.of).startswith(_AGAINST_RANDOM)
 
-    def require_enough(self, evaluations: int) -> None:
-        """Refuse a mean over more evaluations than a trial has."""
-        if self._n_last > evaluations:
-            raise ConfigError(f"--over is {self.over!r}, but a trial has {evaluations} evaluations", key="over")
-
     @property
-    def _n_last(self) -> int:
+    def n_last(self) -> int:
         """The number of evaluations of which the mean counts."""
         mean = _MEAN.fullmatch(self.over)
         return int(mean[1]) if mean else 1
@@ -116,7 +111,7 @@ class Objective:
             raise ConfigError(f"no evaluation of the trial has a value of the objective {self.of!r}", key="objective")
         if self.over == "best":
             return max(values) if self.mode == "max" else min(values)
-        last = values[-self._n_last :]
+        last = values[-self.n_last :]
         return math.fsum(last) / len(last)
 
 

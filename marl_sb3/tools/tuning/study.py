@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -41,9 +42,7 @@ class TrialQueue:
         folder: of the search; the logs of its workers are below.
         total: the number of trials, which are enqueued when they are claimed; 0: only those of `enqueue`.
         sampler: makes the sampler of a trial from its index.
-
-    Attributes:
-        lock: held by who claims a trial, until its parameters are drawn: the study has the sampler of one trial.
+        draw: draws the parameters of a trial.
     """
 
     def __init__(
@@ -52,28 +51,40 @@ class TrialQueue:
         folder: Path,
         total: int = 0,
         sampler: Callable[[int], optuna.samplers.BaseSampler] | None = None,
+        draw: Callable[[optuna.trial.Trial], object] = lambda trial: None,
     ) -> None:
         self.optuna = study
         self._storage = study._storage
         self._folder = folder
         self._total = total
-        self._sampler = sampler
-        self.lock = threading.Lock()
+        self._sampler, self._draw = sampler, draw
+        self._lock = threading.Lock()
 
     @property
     def trials(self) -> list[FrozenTrial]:
         """All trials so far, ordered by number."""
         return self.optuna.get_trials(deepcopy=False)
 
+    def latest(self, one: str, other: str) -> dict[tuple[int, int], FrozenTrial]:
+        """The latest attempt of each trial, by two of its attributes."""
+        return {(trial.user_attrs[one], trial.user_attrs[other]): trial for trial in self.trials}
+
     def enqueue(self, params: Mapping[str, Any], **stored: Any) -> None:
         """Add a trial with these parameters, and with attributes that are stored with it."""
         self.optuna.enqueue_trial(dict(params), user_attrs=stored)
 
     def claim(self, worker: str) -> optuna.trial.Trial | None:
-        """Claim a trial for a worker; None if there are none left."""
+        """Claim a trial for a worker, and draw its parameters; None if there are none left."""
         log = self._folder / "workers" / f"{worker}.log"
         log.parent.mkdir(exist_ok=True)
         append_text(log).close()
+        with self._lock:  # until its parameters are drawn: the study has the sampler of one trial
+            if (trial := self._asked(worker)) is not None:
+                with suppress(Exception):  # what fails, fails again in its run
+                    self._draw(trial)
+        return trial
+
+    def _asked(self, worker: str) -> optuna.trial.Trial | None:
         while not (waiting := [trial for trial in self.trials if trial.state == TrialState.WAITING]):
             if count(self.trials) >= self._total:
                 return None
@@ -98,12 +109,7 @@ class TrialQueue:
         n_retries = len(trials) - count(trials)
         return max(0, sum(trial.state.is_finished() for trial in trials) - n_retries)
 
-    def claimed_elsewhere(self) -> FrozenTrial | None:
-        """The first trial that a search of another folder has claimed, here or on another machine; None: no trial."""
-        workers = self._workers()
-        return next((trial for trial in self.trials if trial.user_attrs.get(key.WORKER) not in {None, *workers}), None)
-
-    def _workers(self) -> set[str]:
+    def workers(self) -> set[str]:
         """The workers of this folder's searches; a database has those of others, too."""
         return {path.stem for path in (self._folder / "workers").glob("*")}
 
@@ -112,7 +118,7 @@ class TrialQueue:
 
         Its worker processes ended with it, which is not the fault of their trials; any other worker was the search.
         """
-        workers = self._workers()
+        workers = self.workers()
         for trial in self.trials:
             worker = trial.user_attrs.get(key.WORKER)
             if trial.state == TrialState.RUNNING and worker in workers:
@@ -191,7 +197,7 @@ class TuneStudy:
             self.optuna = open_study(study_name=search.name, pruner=pruner(search), sampler=sampler(search, 0))
             finals = open_study(study_name=f"{search.name}, finalists", sampler=optuna.samplers.RandomSampler())
         total = 0 if search.is_population else search.trials
-        self.queue = TrialQueue(self.optuna, folder, total, partial(sampler, search))
+        self.queue = TrialQueue(self.optuna, folder, total, partial(sampler, search), self.space.suggest)
         self.finals = TrialQueue(finals, folder)
         self.n_done = self.queue.n_done
 
@@ -300,9 +306,7 @@ class TuneStudy:
         Returns:
             A `pandas.DataFrame` if pandas is installed; otherwise a list of dictionaries.
         """
-        columns = header(self.search)
-        values = [row(self.search, trial, lambda _, stored: stored) for trial in self.trials]
-        return table([dict(zip(columns, each, strict=True)) for each in values], columns)
+        return table([row(self.search, trial, lambda _, stored: stored) for trial in self.trials], header(self.search))
 
     def plot(self, best: int = 5, metrics: Sequence[str] = (), out: str | Path | None = None) -> Any:
         """Plot learning curves of the best trials; see `Run.plot`.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from marl_sb3.extensions.display.text import number, one_line, short, short_path
 from marl_sb3.runs.folder import TRACEBACK_FILE
@@ -67,11 +67,6 @@ def traceback_file(trial: FrozenTrial) -> Path | None:
     return short_path(path) if path is not None and ERROR in trial.user_attrs and path.is_file() else None
 
 
-def wall_seconds(trial: FrozenTrial) -> float | None:
-    """Seconds from the start of a trial to its end, with its evaluations; None before the end."""
-    return None if trial.duration is None else round(trial.duration.total_seconds(), 3)
-
-
 def value_text(value: Any) -> str:
     """The value of a parameter in YAML, as after `--set`."""
     return one_line(value) if isinstance(value, str) else json.dumps(value)
@@ -89,54 +84,55 @@ def states(trials: Iterable[FrozenTrial]) -> str:
 
 # --- Rows of `trials.csv`, `report.html` and data frames --------------------------------------------------------------
 
-_BEFORE = ("number", "state")  # columns before those of the values and the parameters
-_OF_MEMBER = (MEMBER, GENERATION, PARENT, COPIED)  # after these, of a population
-_AFTER = ("seed", "iterations", "env_steps", "seconds", "wall_seconds", "cpu_seconds", "return", "evaluations",
-    "retry_of", "worker", "folder", "checkpoint", "error")  # fmt: skip
 
+def row(search: Search, trial: FrozenTrial, parameter: Callable[[Parameter, Any], Any] | None = None) -> dict[str, Any]:
+    """The columns of a trial by name, in their order; None if there is no value.
 
-def header(search: Search) -> list[str]:
-    """The names of the columns; a parameter named like another column becomes `params_NAME`."""
-    objectives = search.objectives()
-    values = ["value"] if len(objectives) == 1 else [f"value_{one_line(each.of)}" for each in objectives]
-    taken = {*_BEFORE, *_OF_MEMBER, *values, *_AFTER}
-    parameters = [one_line(parameter.name) for parameter in search.space.parameters]
-    before = [*_BEFORE, *(_OF_MEMBER if search.is_population else ())]
-    return [*before, *values, *(f"params_{name}" if name in taken else name for name in parameters), *_AFTER]
-
-
-def row(search: Search, trial: FrozenTrial, parameter: Callable[[Parameter, Any], Any] | None = None) -> list[Any]:
-    """The values of a trial in the order of `header`; None if there is no value.
-
-    Numbers but those of parameters have seven significant digits. Paths are relative to the study's folder, which may
-    be moved. The value of a pruned trial is that of its last evaluation.
+    A parameter that is named like another column is in `params_NAME`. Numbers but those of parameters have seven
+    significant digits. Paths are relative to the study's folder, which may be moved. The value of a pruned trial is
+    that of its last evaluation.
 
     Args:
         parameter: converts the value of a parameter as Optuna stores it: numbers and texts, and lists as JSON. None: to
             what the trial trained with, as after `--set`: `lin_0.001` of a linear schedule.
     """
     text = parameter or (lambda of, stored: value_text(of.setting(stored) if of.linear else stored))
-    stored = trial.user_attrs
+    stored, objectives = trial.user_attrs, search.objectives()
+    names = ["value"] if len(objectives) == 1 else [f"value_{one_line(each.of)}" for each in objectives]
+    values = map(rounded, trial.values or [None] * len(names))
     folder = run_folder(trial.number) if FOLDER in stored else None
     kept = not stored.get(GOES_ON)
     checkpoint = folder and kept and stored.get(CHECKPOINT) and folder / "checkpoints" / Path(stored[CHECKPOINT]).name
-    drawn = [(searched, trial.params.get(searched.name, ...)) for searched in search.space.parameters]
-    values = trial.values or [None] * len(search.objectives())
-    return [
-        trial.number,
-        trial.state.name,
-        *(map(stored.get, _OF_MEMBER) if search.is_population else ()),
-        *map(rounded, values),
-        *(None if each is ... else text(of, each) for of, each in drawn),
-        *map(stored.get, (SEED, ITERATIONS, ENV_STEPS)),
-        *map(rounded, (stored.get(SECONDS), wall_seconds(trial), stored.get(CPU_SECONDS), stored.get(RETURN))),
-        len(trial.intermediate_values),
-        stored.get(RETRY_OF),
-        stored_text(trial, WORKER),
-        folder and folder.as_posix(),
-        checkpoint.as_posix() if checkpoint else None,
-        stored_text(trial, ERROR),
-    ]
+    before = {
+        "number": trial.number,
+        "state": trial.state.name,
+        **({name: stored.get(name) for name in (MEMBER, GENERATION, PARENT, COPIED)} if search.is_population else {}),
+        **dict(zip(names, values, strict=True)),
+    }
+    after = {
+        **{name: stored.get(name) for name in (SEED, ITERATIONS, ENV_STEPS)},
+        SECONDS: rounded(stored.get(SECONDS)),
+        # from its start to its end, with its evaluations
+        "wall_seconds": None if trial.duration is None else rounded(round(trial.duration.total_seconds(), 3)),
+        **{name: rounded(stored.get(name)) for name in (CPU_SECONDS, RETURN)},
+        "evaluations": len(trial.intermediate_values),
+        RETRY_OF: stored.get(RETRY_OF),
+        WORKER: stored_text(trial, WORKER),
+        FOLDER: folder and folder.as_posix(),
+        CHECKPOINT: checkpoint.as_posix() if checkpoint else None,
+        ERROR: stored_text(trial, ERROR),
+    }
+    drawn: dict[str, Any] = {}
+    for searched in search.space.parameters:
+        name = one_line(searched.name)
+        value = text(searched, trial.params[searched.name]) if searched.name in trial.params else None
+        drawn[f"params_{name}" if name in {*before, *after} else name] = value
+    return {**before, **drawn, **after}
+
+
+def header(search: Search) -> list[str]:
+    """The names of the columns."""
+    return list(row(search, create_trial(state=TrialState.WAITING)))
 
 
 def lineage(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

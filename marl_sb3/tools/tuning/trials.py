@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,18 @@ from marl_sb3.core.metrics.names import Result
 from marl_sb3.errors import ConfigError, is_disk_full
 from marl_sb3.extensions.store.checkpoint_folder import checkpoints_of
 from marl_sb3.runs.folder import TRACEBACK_FILE, remove_run, write_traceback
-from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.tools.tuning import trial as key
-from marl_sb3.tools.tuning.finals import race_of, trainings
+from marl_sb3.tools.tuning.finals import race_of
 from marl_sb3.tools.tuning.population import copy_run, enqueue_generation
-from marl_sb3.tools.tuning.search import NOT_TOGETHER
+from marl_sb3.tools.tuning.search import NOT_TOGETHER, Search
 from marl_sb3.tools.tuning.study import TrialQueue, TuneStudy
 from marl_sb3.tools.tuning.trial import failure_text, states
 from marl_sb3.tools.tuning.workers import (
-    OPPOSITION,
-    Continuation,
     SearchError,
     Train,
     Trainer,
     TrainerLostError,
+    TrainingRequest,
     run_jobs,
     train_here,
 )
@@ -45,17 +44,14 @@ Watcher = Callable[[TuneStudy], None]
 def run_trials(
     study: TuneStudy, workers: int = 1, watch: Watcher | None = None, trainer: Trainer | None = None
 ) -> None:
-    """Run all trials of a study; killed workers are replaced, and their trials tried once again.
+    """Run all trials of a study; see `run_jobs`.
 
     Args:
-        workers: the number of processes; the cores are divided among them.
         watch: called twice a second and at the end.
-        trainer: trains on a cluster; None: processes of this machine do.
 
     Raises:
-        ConfigError: another process is running this study, or workers cannot import the env.
-        SearchError: workers cannot be started, or every trial fails.
-        KeyboardInterrupt: raised again after all workers have ended.
+        ConfigError: also if the objective does not tell how good policies are.
+        SearchError: also if every trial fails.
     """
     before = {trial.number for trial in study.trials if trial.state.is_finished()}
 
@@ -124,99 +120,77 @@ def require_any_complete(study: TuneStudy) -> None:
     raise SearchError(f"no trial was trained to its end: {states(trials)}; the last error: {last}")
 
 
+@dataclass
 class TrialReport:
     """Reports the objective of each evaluation to Optuna, which may prune the trial.
 
-    Args:
-        study: of the trial; with several objectives nothing is reported, because Optuna prunes no such trials.
-        interval: env steps between evaluations.
-        watch_opposition: whether the trial ends when it is clear that the agents' returns oppose each other.
-        last: the number of the evaluation with which the trial ends; None: with its training.
+    With several objectives nothing is reported, because Optuna prunes no such trials.
     """
 
-    def __init__(
-        self,
-        study: TuneStudy,
-        trial: optuna.trial.Trial,
-        interval: int,
-        *,
-        watch_opposition: bool = False,
-        last: int | None = None,
-    ) -> None:
-        self._trial = trial
-        self._objective, *others = study.search.objectives()
-        self._reports = not others
-        self._interval = interval
-        self._evaluations = study.search.evaluations
-        self._watches, self._last = watch_opposition, last
-        self._reported = 0
-        self.pruned = False
-        self.opposed: str | None = None  # how the returns oppose each other
-        self.doubt: str | None = None  # why it is not certain that they do not
+    search: Search
+    trial: optuna.trial.Trial
+    interval: int  # env steps between evaluations
+    last: int | None = None  # the number of the evaluation with which the trial ends; None: with its training
+    pruned: bool = False
+    reported: int = 0  # the number of the latest evaluation
 
     def goes_on(self, result: Result) -> bool:
-        """Report a result if it has an evaluation; returns whether the training goes on."""
-        if self._watches:
-            self.opposed, self.doubt = result.get(OPPOSITION, (None, None))
-            if self.opposed is not None:
-                return False
-        value = self._objective.value(result) if "evaluation" in result and self._reports else None
-        if value is None:
+        """Report the result of an evaluation; returns whether the training goes on."""
+        objective, *others = self.search.objectives()
+        if others or (value := objective.value(result)) is None:
             return True
         env_steps = result["num_env_steps_sampled_lifetime"]
-        number = env_steps // self._interval
-        if number > self._reported:  # after a rollback, an evaluation is repeated
-            self._reported = number
-            self._trial.report(value, number)
-            self._trial.set_user_attr(f"{key.ENV_STEPS}_{number}", env_steps)
+        number = env_steps // self.interval
+        if number > self.reported:  # after a rollback, an evaluation is repeated
+            self.reported = number
+            self.trial.report(value, number)
+            self.trial.set_user_attr(f"{key.ENV_STEPS}_{number}", env_steps)
         # After the last evaluation, pruning would save nothing.
-        self.pruned = number < self._evaluations and self._trial.should_prune()
-        return not self.pruned and (self._last is None or number < self._last)
+        self.pruned = number < self.search.evaluations and self.trial.should_prune()
+        return not self.pruned and (self.last is None or number < self.last)
 
 
-def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_here) -> bool:
+def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_here) -> None:
     """Train a trial and store its outcome in the study.
 
     Args:
         train: trains its run.
 
-    Returns:
-        False if it was interrupted.
-
     Raises:
+        KeyboardInterrupt: a signal has ended the training in this process.
         OSError: the disk is full, or the study cannot be written to.
     """
+    folder = study.folder_of(trial)
 
-    def configured() -> tuple[TrainConfig | Continuation, TrialReport]:
+    def begun() -> tuple[TrainingRequest, TrialReport]:
         search, stored = study.search, trial.user_attrs
         parent = study.trials[stored[key.PARENT]] if key.PARENT in stored else None
         seed = search.trial_seed(stored[key.INDEX]) if parent is None else parent.user_attrs[key.SEED]
         settings = study.space.suggest(trial)
         config = search.trial_config(settings, seed)
         is_first = stored.get(key.MEMBER, stored[key.INDEX]) == 0
-        watch_opposition = is_first and any(each.of in NOT_TOGETHER for each in search.objectives())
+        watches = is_first and any(each.of in NOT_TOGETHER for each in search.objectives())
         last = stored[key.GENERATION] + 1 if stored.get(key.GOES_ON) else None
-        interval = config.evaluation.interval
-        report = TrialReport(study, trial, interval, watch_opposition=watch_opposition, last=last)
-        if parent is None:
-            return config, report
-        copy_run(study.folder_of(parent), study.folder_of(trial), search.env)
-        return Continuation(config, settings), report
+        report = TrialReport(search, trial, config.evaluation.interval, last)
+        if parent is not None:
+            copy_run(study.folder_of(parent), folder, search.env)
+        changed = None if parent is None else settings
+        return TrainingRequest(config, folder, study.factory, report.goes_on, watches, changed), report
 
-    return _run(study, study.queue, trial, study.folder_of(trial), configured, train)
+    _run(study, study.queue, trial, folder, begun, train)
 
 
-def run_final(study: TuneStudy, training: optuna.trial.Trial, train: Train = train_here) -> bool:
+def run_final(study: TuneStudy, training: optuna.trial.Trial, train: Train = train_here) -> None:
     """Train a finalist or the preset with a fresh seed and store the outcome; see `run_trial`."""
     number, index = (training.user_attrs[name] for name in key.OF_A_FINAL)
     folder = study.folder / key.final_folder(number, index)
     remove_run(folder, study.search.env)  # left by an interrupted training
 
-    def configured() -> tuple[TrainConfig, None]:
+    def begun() -> tuple[TrainingRequest, None]:
         settings = {} if number == key.PRESET else study.settings_of(study.trials[number])
-        return study.search.final_config(settings, index), None
+        return TrainingRequest(study.search.final_config(settings, index), folder, study.factory), None
 
-    return _run(study, study.finals, training, folder, configured, train)
+    _run(study, study.finals, training, folder, begun, train)
 
 
 def _run(
@@ -224,23 +198,20 @@ def _run(
     queue: TrialQueue,
     trial: optuna.trial.Trial,
     folder: Path,
-    configured: Callable[[], tuple[TrainConfig | Continuation, TrialReport | None]],
+    begun: Callable[[], tuple[TrainingRequest, TrialReport | None]],
     train: Train,
-) -> bool:
-    """Train the run of a claimed trial and tell its queue the outcome; returns False if it was interrupted."""
+) -> None:
+    """Train the run of a claimed trial and tell its queue the outcome."""
     try:
         trial.set_user_attr(key.FOLDER, str(folder))
-        config, report = configured()
-        trial.set_user_attr(key.SEED, config.seed)
-        run = train(config, folder, study.factory, None if report is None else report.goes_on)
-        if report is not None and report.opposed is not None:
-            trial.set_user_attr(_OPPOSED, report.opposed)
-            raise ConfigError(report.opposed, key="objective")
-        if report is not None and report.doubt is not None:
-            trial.set_user_attr(_DOUBT, report.doubt)
-        if run.interrupted:
-            queue.requeue(trial.number, key.INTERRUPTED)
-            return False
+        request, report = begun()
+        trial.set_user_attr(key.SEED, request.config.seed)
+        run = train(request)
+        if run.opposed is not None:
+            trial.set_user_attr(_OPPOSED, run.opposed)
+            raise ConfigError(run.opposed, key="objective")
+        if run.doubt is not None:
+            trial.set_user_attr(_DOUBT, run.doubt)
         result: Mapping[str, Any] = run.result or {}
         figures = {
             key.ITERATIONS: result.get("iteration"),
@@ -248,7 +219,7 @@ def _run(
             key.SECONDS: result.get("time_total_s"),
             key.CPU_SECONDS: run.cpu_seconds,
             key.RETURN: result.get("env_runners", {}).get("episode_return_mean"),
-            key.CHECKPOINT: run.checkpoint and str(checkpoints_of(run.folder).path / run.checkpoint),
+            key.CHECKPOINT: run.checkpoint and str(checkpoints_of(folder).path / run.checkpoint),
         }
         for name, value in figures.items():
             trial.set_user_attr(name, value)
@@ -267,7 +238,6 @@ def _run(
         words = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode("utf-8")
         trial.set_user_attr(key.ERROR, words)
         queue.optuna.tell(trial, state=TrialState.FAIL)
-    return True
 
 
 # --- Finalists -------------------------------------------------------------------------------------------------------
@@ -279,21 +249,15 @@ def run_finals(
     watch: Callable[[int, int], None] | None = None,
     trainer: Trainer | None = None,
 ) -> None:
-    """Let the best trials race against the preset, as `plan_race` has planned; finished trainings are not repeated.
+    """Let the best trials race against the preset, as `plan_race` has planned; see `run_jobs`.
 
     Args:
         watch: called twice a second with the numbers of finished and of all trainings, as far as they are known.
-        trainer: trains on a cluster; None: processes of this machine do.
-
-    Raises:
-        ConfigError: another process is running this study, or workers cannot import the env.
-        SearchError: worker processes cannot be started.
-        KeyboardInterrupt: raised again after all workers have ended.
     """
 
     def look() -> None:
         if watch is not None:
-            known = trainings(study)
+            known = study.finals.latest(*key.OF_A_FINAL).values()
             watch(sum(training.state.is_finished() for training in known), len(known))
 
     while enqueue_missing(study):
@@ -304,10 +268,9 @@ def enqueue_missing(study: TuneStudy) -> bool:
     """Enqueue the trainings that the race wants next and that are not enqueued yet; False if the race is over."""
     race = race_of(study)
     missing = [] if race is None else race.missing()
-    unfinished = [training for training in trainings(study) if not training.state.is_finished()]
-    waiting = {tuple(training.user_attrs[name] for name in key.OF_A_FINAL) for training in unfinished}
+    known = study.finals.latest(*key.OF_A_FINAL)  # what is missing, has not finished if it is known
     for candidate, index in missing:
         number = key.PRESET if candidate.trial is None else candidate.trial
-        if (number, index) not in waiting:
+        if (number, index) not in known:
             study.finals.enqueue({}, **{key.CANDIDATE: number, key.SEED_INDEX: index})
     return bool(missing)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console, Group, RenderableType
@@ -21,10 +21,12 @@ from marl_sb3.extensions.display.screen import Screen, ScreenSize, cut_line, scr
 from marl_sb3.extensions.display.text import duration, number, one_line, packed, short_path
 from marl_sb3.output import Guard
 from marl_sb3.tools.tuning import trial as key
-from marl_sb3.tools.tuning.finals import HEADER, outcome_words, race_of, rows
+from marl_sb3.tools.tuning.finals import HEADER, outcome_words, race_of
+from marl_sb3.tools.tuning.finals import rows as race_rows
+from marl_sb3.tools.tuning.search import Search
 from marl_sb3.tools.tuning.space import edge_warnings
 from marl_sb3.tools.tuning.study import TuneStudy, best_first
-from marl_sb3.tools.tuning.trial import parameters_text, rounded, states, stored_text, trial_line, value_text
+from marl_sb3.tools.tuning.trial import parameters_text, rounded, row, states, stored_text, trial_line, value_text
 
 # --- Progress ---------------------------------------------------------------------------------------------------------
 
@@ -156,11 +158,11 @@ def _print_tables(console: Console, study: TuneStudy) -> None:
     if not trials:  # interrupted before the first trial
         return
     console.print(trials_table(study, console.width))
-    cells = rows(race) if (race := race_of(study)) else []
-    if any(row[1] != "0" for row in cells):  # a finalist was trained
+    cells = race_rows(race) if (race := race_of(study)) else []
+    if any(seeds != "0" for _, seeds, *_ in cells):  # a finalist was trained
         columns: list[_Cells] = [
-            (Column(name, justify="left" if name in ("candidate", "verdict") else "right"), [row[i] for row in cells])
-            for i, name in enumerate(HEADER)
+            (Column(name, justify="left" if name in ("candidate", "verdict") else "right"), list(values))
+            for name, values in zip(HEADER, zip(*cells, strict=True), strict=True)
         ]
         console.print()
         console.print(_table(columns, [""] * len(cells)))
@@ -178,14 +180,14 @@ _Cells = tuple[Column, list[str]]  # a column of a table, and its cells
 _MAX_ALL = 30  # show all trials up to this number,
 _N_BEST = 10  # and this many of more
 _OTHER_COLUMNS = 70  # width of all columns but the parameters
-# Columns of results with the digits after the point.
-_RESULTS: Mapping[str, tuple[Callable[[FrozenTrial], Any], int]] = {
-    "iter": (lambda trial: trial.user_attrs.get(key.ITERATIONS), 0),
-    "wall\nseconds": (key.wall_seconds, 1),
-    "CPU\nseconds": (lambda trial: trial.user_attrs.get(key.CPU_SECONDS), 1),
-    "env\nsteps": (lambda trial: trial.user_attrs.get(key.ENV_STEPS), 0),
-    "training\nreturn": (lambda trial: trial.user_attrs.get(key.RETURN), 2),
-}
+# Of columns of results the header, the name in `trials.csv`, and the digits after the point.
+_RESULTS = (
+    ("iter", key.ITERATIONS, 0),
+    ("wall\nseconds", "wall_seconds", 1),
+    ("CPU\nseconds", key.CPU_SECONDS, 1),
+    ("env\nsteps", key.ENV_STEPS, 0),
+    ("training\nreturn", key.RETURN, 2),
+)
 
 
 def trials_table(study: TuneStudy, width: int = 80) -> RenderableType:
@@ -210,14 +212,14 @@ def trials_table(study: TuneStudy, width: int = 80) -> RenderableType:
         below.append(cut_line(f"{len(shown)} of {len(trials)} trials, the best first: {states(trials)}"))
     if waiting:
         below.append(cut_line(f"{counted(waiting, 'more trial')} waiting"))
-    names = [objective.of for objective in study.search.objectives()]
-    return Group(*_in_layout(shown, best, ["objective"] if len(names) == 1 else names, width), *below)
+    return Group(*_in_layout(study.search, shown, best, width), *below)
 
 
 def _in_layout(
-    shown: Sequence[FrozenTrial], best: Sequence[FrozenTrial], objectives: Sequence[str], width: int
+    search: Search, shown: Sequence[FrozenTrial], best: Sequence[FrozenTrial], width: int
 ) -> list[RenderableType]:
     """One table of the trials if the parameters fit beside the results; else two, or a table and lines."""
+    rows, objectives = [row(search, trial) for trial in shown], [objective.of for objective in search.objectives()]
     names = list(dict.fromkeys(name for trial in shown for name in trial.params))
     styles = ["bold" if trial in best else "" for trial in shown]
     marks = [f"{'* ' if trial in best else ''}{trial.number}" for trial in shown]
@@ -232,10 +234,10 @@ def _in_layout(
         for name in names
     ]
     results = [
-        (Column(name, justify="right", no_wrap=True), [number(value_of(trial), digits) for trial in shown])
-        for name, (value_of, digits) in _RESULTS.items()
+        (Column(name, justify="right", no_wrap=True), [number(each[column], digits) for each in rows])
+        for name, column, digits in _RESULTS
     ]
-    for index, name in enumerate(objectives):
+    for index, name in enumerate(objectives if len(objectives) > 1 else ["objective"]):
         values = [number(trial.values and trial.values[index]) for trial in shown]
         results.append((Column(Text(_in_lines(name)), justify="right", no_wrap=True), values))
     needed = sum(2 + max(map(len, [*str(column.header).split("\n"), *cells])) for column, cells in parameters)

@@ -47,7 +47,6 @@ _log = logging.getLogger(__name__)
 GRACE_S = 30.0  # time that a training may take to finish its iteration when the search ends
 POLL_S = 0.5  # time between checks of the workers
 MODULES = f"numba,{__name__}"  # what the fork server of workers imports
-OPPOSITION = "opposition"  # in a result that a training asks about: what `PruningCallback` has found
 _START_S = 600.0  # longest time in which a worker imports the env
 
 _numbers = itertools.count()  # make the names of all workers of this process unique
@@ -58,10 +57,11 @@ class SearchError(MarlSb3Error, RuntimeError):
 
 
 class TrainerLostError(RuntimeError):
-    """The process that trained a run has ended; the run has to be trained again.
+    """A training has ended before its time; the run has to be trained again.
 
     Args:
-        by_others: whether it has ended with the process that has started it, which is not the fault of the run.
+        by_others: whether a signal ended it, or the end of the search, which is not the fault of the run; otherwise its
+            process has died.
     """
 
     def __init__(self, message: str, *, by_others: bool = False) -> None:
@@ -69,83 +69,96 @@ class TrainerLostError(RuntimeError):
         self.by_others = by_others
 
 
+GoesOn = Callable[[Result], bool]  # asked about each evaluation: whether the training goes on
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """A training that a search wants."""
+
+    config: TrainConfig  # of a new training with its settings
+    folder: Path  # of the run, on this machine
+    factory: EnvFactory | None = None  # makes the env, if its id does not
+    goes_on: GoesOn | None = None  # None: to its end
+    watches_opposition: bool = False  # whether it ends when it is clear that the agents' returns oppose each other
+    # It goes on from the newest checkpoint in its folder, with settings that may be others than so far, by key as after
+    # `--set`; None: it is a new one.
+    settings: Mapping[str, Any] | None = None
+
+
 @dataclass(frozen=True)
 class TrainedRun:
     """What a search stores of a run that was trained."""
 
-    folder: Path  # of the run, on this machine
-    interrupted: bool  # whether a signal, or the end of the search, ended it
     result: Result | None = None  # the metrics of the last iteration
-    results: Sequence[Result] = ()  # the metrics of all iterations with an evaluation; empty if it was interrupted
+    results: Sequence[Result] = ()  # the metrics of all iterations with an evaluation
     checkpoint: str | None = None  # the name of the latest checkpoint
     cpu_seconds: float | None = None  # processor time of the process that trained it, from the start to the end
+    opposed: str | None = None  # how the agents' returns oppose each other, if that was watched
+    doubt: str | None = None  # why it is not certain that they do not
 
 
-@dataclass(frozen=True)
-class Continuation:
-    """A training that goes on from the newest checkpoint in its folder, with other settings."""
-
-    config: TrainConfig  # of a new training with the settings
-    settings: Mapping[str, Any]  # that may be others than so far, by key as after `--set`
-
-    @property
-    def seed(self) -> int | None:
-        """The seed of the run."""
-        return self.config.seed
-
-
-GoesOn = Callable[[Result], bool]  # asked about each evaluation: whether the training goes on
-
-# Trains a run in a folder of this machine. It raises `TrainerLostError` if the process that trained it has ended.
-Train = Callable[[TrainConfig | Continuation, Path, EnvFactory | None, GoesOn | None], TrainedRun]
+# Trains a run in a folder of this machine. It raises `TrainerLostError` if it has to be trained again.
+Train = Callable[[TrainingRequest], TrainedRun]
 
 
 class PruningCallback(TrainingCallback):
-    """Lets the search decide whether a training goes on: after each evaluation, and when its agents' returns oppose."""
+    """Asks the search after each evaluation whether the training goes on; it does not if its agents' returns oppose.
 
-    def __init__(self, goes_on: GoesOn) -> None:
+    Attributes:
+        opposition: whether they do; None: the training has not started, or nobody asks.
+    """
+
+    def __init__(self, request: TrainingRequest) -> None:
         super().__init__()
-        self._goes_on = goes_on
-        self._opposition: Opposition | None = None  # before the training starts
-        self._opposed: str | None = None
+        self._request = request
+        self.opposition: Opposition | None = None
 
     def _on_training_start(self) -> None:
         algorithm: Any = self.model
-        self._opposition = Opposition(algorithm.env.agents, algorithm.policy_of)
+        if self._request.watches_opposition:
+            self.opposition = Opposition(algorithm.env.agents, algorithm.policy_of)
 
     def on_episode_end(self, episode: RunningEpisode) -> None:
         """Compare the returns of the agents."""
-        if self._opposition is not None:
-            self._opposition.add(episode.agent_returns)
+        if self.opposition is not None:
+            self.opposition.add(episode.agent_returns)
 
     def on_iteration_end(self, result: Result) -> bool:
-        """Ask if the result has an evaluation, or the returns turn out to oppose each other."""
-        assert self._opposition is not None, "the training has started"
-        before, self._opposed = self._opposed, self._opposition.words()
-        if "evaluation" not in result and (self._opposed is None or before is not None):
-            return True
-        return self._goes_on({**result, OPPOSITION: (self._opposed, self._opposition.doubt())})
+        """End the training if the returns turn out to oppose each other, or the search wants it."""
+        if self.opposition is not None and self.opposition.words() is not None:
+            return False
+        goes_on = self._request.goes_on
+        return "evaluation" not in result or goes_on is None or goes_on(result)
 
 
-def train_here(
-    config: TrainConfig | Continuation, folder: Path, factory: EnvFactory | None, goes_on: GoesOn | None
-) -> TrainedRun:
-    """See `Train`: in this process."""
+def train_here(request: TrainingRequest) -> TrainedRun:
+    """See `Train`: in this process.
+
+    Raises:
+        KeyboardInterrupt: a signal has ended the training.
+    """
     start_s = time.process_time()
-    if isinstance(config, Continuation):
-        run = resume_own(folder, config.config, factory, config.settings)
+    if request.settings is None:
+        run = prepare(request.config, request.folder, request.factory)
     else:
-        run = prepare(config, folder, factory)
-    run = execute(run, [] if goes_on is None else [PruningCallback(goes_on)])
-    results = () if run.interrupted else [result for result in run.results if "evaluation" in result]
-    return TrainedRun(run.folder, run.interrupted, run.result, results, run.checkpoint, time.process_time() - start_s)
+        run = resume_own(request.folder, request.config, request.factory, request.settings)
+    callback = PruningCallback(request)
+    run = execute(run, [] if request.goes_on is None else [callback])
+    if run.interrupted:
+        raise KeyboardInterrupt
+    results = [result for result in run.results if "evaluation" in result]
+    trained = TrainedRun(run.result, results, run.checkpoint, time.process_time() - start_s)
+    if (opposition := callback.opposition) is None:
+        return trained
+    return replace(trained, opposed=opposition.words(), doubt=opposition.doubt())
 
 
 # --- Workers ---------------------------------------------------------------------------------------------------------
 
 
-# Trains a claimed trial of a study and stores the outcome; returns False if it was interrupted.
-RunTrial = Callable[[TuneStudy, optuna.trial.Trial, Train], bool]
+# Trains a claimed trial of a study and stores the outcome.
+RunTrial = Callable[[TuneStudy, optuna.trial.Trial, Train], None]
 
 # Opens as many workers as there are jobs at once, and closes them: name -> how it trains.
 Trainer = Callable[[TuneStudy, Jobs], AbstractContextManager[Mapping[str, Train]]]
@@ -177,13 +190,12 @@ def run_jobs(
     with study_lock(study.folder):
         try:
             if trainer is None and is_trained_here(study, workers):
-                if not work(study, queue, run, f"{IN_PROCESS}{os.getpid()}-{next(_numbers)}", train_here, look):
-                    raise KeyboardInterrupt
+                work(study, queue, run, f"{IN_PROCESS}{os.getpid()}-{next(_numbers)}", train_here, look)
             else:
                 jobs = Jobs(workers, GRACE_S)
                 with (trainer or local_workers)(study, jobs) as trains:
-                    several = [partial(_keep_working, jobs, study, queue, run, *worker) for worker in trains.items()]
-                    jobs.run(several, look, POLL_S)
+                    begin = partial(work, study, queue, run, is_wanted=lambda: not jobs.is_ending)
+                    jobs.run([partial(begin, *worker) for worker in trains.items()], look, POLL_S)
         except OSError as error:
             if not is_disk_full(error):
                 raise
@@ -217,29 +229,16 @@ def work(
     train: Train = train_here,
     look: Callable[[], None] = lambda: None,
     is_wanted: Callable[[], bool] = lambda: True,
-) -> bool:
-    """Claim and run trials one after the other until there are none left; returns False if one was interrupted.
+) -> None:
+    """Claim and run trials one after the other until there are none left.
 
     Args:
         look: called after each trial.
         is_wanted: called before each trial; the work ends if it returns False.
     """
-    while is_wanted():
-        with queue.lock:
-            if (trial := queue.claim(worker)) is None:
-                break
-            if queue is study.queue:
-                with suppress(Exception):  # the sampler of this trial draws; what fails, fails again in its run
-                    study.space.suggest(trial)
-        if not run(study, trial, train):
-            return False
+    while is_wanted() and (trial := queue.claim(worker)) is not None:
+        run(study, trial, train)
         look()
-    return True
-
-
-def _keep_working(jobs: Jobs, study: TuneStudy, queue: TrialQueue, run: RunTrial, name: str, train: Train) -> None:
-    while not work(study, queue, run, name, train, is_wanted=lambda: not jobs.is_ending):
-        pass  # that training alone was interrupted, or all end
 
 
 # --- Processes of this machine ---------------------------------------------------------------------------------------
@@ -278,15 +277,13 @@ class _WorkerProcess:
         self._worker: Worker | None = None
         self._answers = -1  # a pipe to the process
 
-    def train(
-        self, config: TrainConfig | Continuation, folder: Path, factory: EnvFactory | None, goes_on: GoesOn | None
-    ) -> TrainedRun:
+    def train(self, request: TrainingRequest) -> TrainedRun:
         """See `Train`; the factory is not sent: the process imports it."""
 
         def answer(result: Result) -> None:
             goes = False
             try:
-                goes = goes_on is None or goes_on(result)
+                goes = request.goes_on is None or request.goes_on(result)
             finally:
                 with suppress(BrokenPipeError):  # it has died
                     os.write(self._answers, b"+" if goes else b"-")
@@ -294,20 +291,20 @@ class _WorkerProcess:
         try:
             worker = self._worker or self._start()
             end_if_wanted = self._jobs.ender(lambda kills: worker.send_signal(KILL if kills else signal.SIGTERM))
-            arguments = config, folder.absolute(), goes_on is not None
-            run: TrainedRun = worker.ask("train", *arguments, on_news=answer, on_look=end_if_wanted)
+            sent, asks = replace(request, factory=None, goes_on=None), request.goes_on is not None
+            run: TrainedRun = worker.ask("train", sent, asks, on_news=answer, on_look=end_if_wanted)
         except WorkerLostError as error:
             self.close()
-            if self._jobs.is_ending:  # it was killed
-                return TrainedRun(folder, interrupted=True)
             self._note_end(ending(error.code))
-            raise TrainerLostError(str(error), by_others=error.code is None) from error
+            by_others = self._jobs.is_ending or error.code is None  # it was killed, or ended with its fork server
+            raise TrainerLostError(str(error), by_others=by_others) from error
+        except KeyboardInterrupt as error:  # in the process: by a signal from elsewhere, or by the end of all
+            self._note_end("an interruption")
+            raise TrainerLostError("interrupted", by_others=True) from error
         except Exception:
             self._note_end(None)
             raise
-        self._note_end(
-            "an interruption" if run.interrupted else None
-        )  # by a signal from elsewhere, or by the end of all
+        self._note_end(None)
         return run
 
     def _note_end(self, how: str | None) -> None:
@@ -355,13 +352,10 @@ class _Training:
         link.heartbeat.rest()  # a training may take as long as it does
         self._link = link
 
-    def train(self, config: TrainConfig | Continuation, folder: Path, asks: bool) -> TrainedRun:
-        """See `Train`; with `asks`, the search decides whether the training goes on."""
-        try:
-            with interrupting():
-                return train_here(config, folder, None, self._goes_on if asks else None)
-        except KeyboardInterrupt:  # before the training, which would have finished its iteration
-            return TrainedRun(folder, interrupted=True)
+    def train(self, request: TrainingRequest, asks: bool) -> TrainedRun:
+        """See `train_here`; with `asks`, the search decides whether the training goes on."""
+        with interrupting():
+            return train_here(replace(request, goes_on=self._goes_on if asks else None))
 
     def _goes_on(self, result: Result) -> bool:
         self._link.tell(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +12,11 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from marl_sb3.core.metrics.names import Result
-from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.space import Space
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trials import run_trial
-from marl_sb3.tools.tuning.workers import Train, TrainedRun, train_here, work
+from marl_sb3.tools.tuning.workers import Train, TrainedRun, TrainingRequest, train_here, work
 
 SETTINGS = {
     "n_envs": 4,
@@ -33,22 +33,23 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def pretend(config: TrainConfig, folder: Path, _: Any, goes_on: Any) -> TrainedRun:
+def pretend(request: TrainingRequest) -> TrainedRun:
     """Take the place of a training: its returns follow from the seed and the hyperparameters."""
+    config = request.config
     returns = random.Random(f"{config.seed} {sorted(config.hyperparameters.items())}")
     results: list[Result] = []
     for env_steps in range(config.evaluation.interval, config.n_timesteps + 1, config.evaluation.interval):
         evaluated = {"env_runners": {"episode_return_mean": returns.random()}}
         sampled = {"num_env_steps_sampled_lifetime": env_steps, "env_runners": {"num_episodes": 0}}
         results.append({**sampled, "evaluation": evaluated})
-        if not goes_on(results[-1]):
+        if request.goes_on is not None and not request.goes_on(results[-1]):
             break
-    return TrainedRun(folder.absolute(), False, results[-1], results, "ckpt-000001")
+    return TrainedRun(results[-1], results, "ckpt-000001")
 
 
 def work_on(study: TuneStudy, train: Train = train_here) -> None:
     """All of its trials, without worker processes."""
-    assert work(study, study.queue, run_trial, "here", train)
+    work(study, study.queue, run_trial, "here", train)
 
 
 def in_this_process(train: Train = train_here, **options: Any) -> TuneStudy:
@@ -78,6 +79,12 @@ def claimed(study: TuneStudy, worker: str) -> optuna.trial.Trial:
 def finished(study: TuneStudy) -> list[tuple[str, Any, dict[str, Any]]]:
     """State, value and parameters of each trial."""
     return [(trial.state.name, trial.value, trial.params) for trial in study.trials]
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a table of a study."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def trial_of(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
 import os
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,13 @@ import numpy as np
 import pytest
 from optuna.trial import TrialState
 from rich.console import Console
-from searches import pretend, work_on
+from searches import pretend, rows_of, work_on
 from waiting import writing_to
 
 import marl_sb3
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.display.screen import ScreenSize
-from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.runs.settings import load_config
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.finals import (
@@ -43,7 +41,7 @@ from marl_sb3.tools.tuning.report import write_files
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trials import enqueue_missing, run_final, run_finals
 from marl_sb3.tools.tuning.view import SearchView
-from marl_sb3.tools.tuning.workers import TrainedRun, work
+from marl_sb3.tools.tuning.workers import TrainedRun, TrainingRequest, work
 
 SMALL: dict[str, Any] = {
     "space": {"learning_rate": {"log_uniform": [1e-3, 1e-2]}},  # without the preset
@@ -84,17 +82,18 @@ def worth(values: Callable[[float | None, int], float | None]) -> Callable[..., 
     """Take the place of a training whose value follows from its learning rate, None: the preset's, and its seed."""
     known: dict[int, int] = {}
 
-    def train(config: TrainConfig, folder: Path, _: Any, callbacks: Sequence[Any]) -> TrainedRun:
+    def train(request: TrainingRequest) -> TrainedRun:
+        config = request.config
         assert config.seed is not None
         rate = config.hyperparameters.get("learning_rate")
-        index = int(folder.name.rpartition("-")[2])
+        index = int(request.folder.name.rpartition("-")[2])
         known.setdefault(index, config.seed)
         assert known[index] == config.seed  # all candidates have the same
         value = values(rate, index)
         if value is None:
             raise RuntimeError("it broke")
         result = {"evaluation": {"env_runners": {"episode_return_mean": value}}}
-        return TrainedRun(folder, False, result, [result] * 3)
+        return TrainedRun(result, [result] * 3)
 
     return train
 
@@ -103,7 +102,7 @@ def race(study: TuneStudy, train: Callable[..., TrainedRun], best: int = 2, seed
     """A whole race without worker processes."""
     plan_race(study, best, seeds)
     while enqueue_missing(study):
-        assert work(study, study.finals, run_final, "here", train)
+        work(study, study.finals, run_final, "here", train)
 
 
 # --- The race ---------------------------------------------------------------------------------------------------------
@@ -142,7 +141,7 @@ def test_of_two_good_ones_the_clearly_worse_is_left_out() -> None:
 
 def test_a_candidate_that_failed_once_wins_nothing() -> None:
     preset = Candidate(None, dict(enumerate([1.0, 2, 3, 2])))
-    failed = Candidate(1, {0: 50.0, 1: 51.0, 2: 52.0}, frozenset({3}))
+    failed = Candidate(1, {0: 50.0, 1: 51.0, 2: 52.0, 3: None})
     assert Race([preset, failed], 4).missing() == []
     assert Race([preset, failed], 4).winner() is preset
 
@@ -313,8 +312,7 @@ def test_a_race_that_was_interrupted_goes_on(study: TuneStudy) -> None:
     states = [training.state for training in again.finals.trials]
     assert states.count(TrialState.COMPLETE) == 4
     assert states.count(TrialState.FAIL) == 1
-    assert [len(each.values) for each in candidates(again)] == [2, 2]
-    assert [len(each.failed) for each in candidates(again)] == [0, 0]
+    assert [(len(each.values), each.n_failed) for each in candidates(again)] == [(2, 0), (2, 0)]
 
 
 @pytest.mark.usefixtures("quick_searches")
@@ -333,22 +331,22 @@ def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path) 
     plan_race(study, 1, 2)
     run_finals(study, watch=kill_one)
     assert killed
-    assert [(len(each.values), len(each.failed)) for each in candidates(study)] == [(2, 0), (2, 0)]
+    assert [(len(each.values), each.n_failed) for each in candidates(study)] == [(2, 0), (2, 0)]
 
 
 def test_a_worker_whose_search_ends_begins_nothing_more(study: TuneStudy) -> None:
     plan_race(study, 1, 2)
     enqueue_missing(study)
     wanted = iter([True, False])
-    assert work(study, study.finals, run_final, "w", worth(lambda rate, index: 1.0), is_wanted=lambda: next(wanted))
+    work(study, study.finals, run_final, "w", worth(lambda rate, index: 1.0), is_wanted=lambda: next(wanted))
     assert [len(each.values) for each in candidates(study)] == [1, 0]
 
 
 def test_a_training_that_fails_is_counted_and_keeps_its_traceback(study: TuneStudy) -> None:
     race(study, worth(lambda rate, index: None if rate and index == 1 else float(index)), best=1, seeds=3)
     preset, trial = candidates(study)
-    assert (len(preset.values), len(preset.failed)) == (2, 0)
-    assert (len(trial.values), trial.failed) == (1, {1})
+    assert (len(preset.values), preset.n_failed) == (2, 0)
+    assert [*trial.values.values()] == [0.0, None]
     (file,) = study.folder.glob("confirm/trial-*/seed-01/traceback.txt")
     assert "it broke" in file.read_text()
     decision = decide(study)
@@ -393,8 +391,7 @@ def test_a_trial_that_is_better_is_used(study: TuneStudy) -> None:
     config = load_config(None, hparams=study.folder / "best.yml", trusted_env=study.search.env)
     assert (config.n_timesteps, config.seed) == (80, None)
     assert config.hyperparameters["learning_rate"] == best.params["learning_rate"]
-    with (study.folder / "confirm.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
+    found = rows_of(study.folder / "confirm.csv")
     assert [(row["candidate"], row["objective"], row["error"]) for row in found[:4]] == [
         ("preset", f"{value}", "") for value in (1.0, 2.0, 3.0, 4.0)
     ]

@@ -47,15 +47,17 @@ def test_a_trial_whose_worker_ended_with_its_search_is_tried_as_often_as_it_take
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "grid"])
-def test_a_search_that_was_killed_finds_what_it_would_have_found(sampler: str, in_tmp: Path) -> None:
+def test_a_search_that_was_killed_finds_what_it_would_have_found(
+    sampler: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     space, trials = (GRID, 6) if sampler == "grid" else (SPACE, 4)
     options = {"trials": trials, "sampler": sampler, "space": space}
     whole = in_this_process(pretend, study="whole", **options)
     study = prepare_study(**{**SMALL, **options}, study="killed")
     for n_drawn in (2, 0, 1):  # killed after all parameters, none or only the first were drawn
-        trial = claimed(study, IN_PROCESS)
-        for parameter in study.space.parameters[:n_drawn]:
-            parameter.suggest(trial)
+        drawn = replace(study.space, parameters=study.space.parameters[:n_drawn])
+        monkeypatch.setattr(study.queue, "_draw", drawn.suggest)
+        claimed(study, IN_PROCESS)
         study = prepare_study(study="killed")
         run_trial(study, claimed(study, "nobody kills this"), pretend)
     work_on(study, pretend)

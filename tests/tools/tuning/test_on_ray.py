@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from searches import SMALL, claimed, finished, pretend, states, stored, work_on
 
+from marl_sb3.errors import ConfigError
 from marl_sb3.runs.jobs import Jobs
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.ray import PruningServer, packed, unpack
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trial import DEATHS, ERROR, KILLED
-from marl_sb3.tools.tuning.trials import OPPOSITION, TrialReport, run_trial
-from marl_sb3.tools.tuning.workers import TrainerLostError, work
+from marl_sb3.tools.tuning.trials import run_trial, run_trials
+from marl_sb3.tools.tuning.workers import TrainedRun, TrainerLostError, work
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_a_trial_whose_process_has_ended_is_tried_once_again(study: TuneStudy) -
         raise TrainerLostError("its node is gone")
 
     for _ in range(2):
-        assert run_trial(study, claimed(study, "worker"), lost)
+        run_trial(study, claimed(study, "worker"), lost)
     assert states(study) == ["FAIL"] * 2
     assert stored(study, ERROR) == [KILLED] * 2
     assert study.trials[1].user_attrs[DEATHS] == 1
@@ -40,11 +41,10 @@ def test_a_trial_whose_process_has_ended_is_tried_once_again(study: TuneStudy) -
 
 
 def test_a_result_of_another_machine_says_whether_the_returns_oppose_each_other(study: TuneStudy) -> None:
-    report = TrialReport(study, claimed(study, "worker"), 200, watch_opposition=True)
-    assert report.goes_on({OPPOSITION: (None, "too few episodes")})
-    assert (report.opposed, report.doubt) == (None, "too few episodes")
-    assert not report.goes_on({OPPOSITION: ("their sum is 0", None)})
-    assert report.opposed == "their sum is 0"
+    run_trial(study, claimed(study, "worker"), lambda training: TrainedRun(opposed="their sum is 0"))
+    assert (states(study), stored(study, ERROR)) == (["FAIL"], ["ConfigError: their sum is 0"])
+    with pytest.raises(ConfigError, match="--objective sum does not tell how good policies are: their sum is 0"):
+        run_trials(study)
 
 
 def test_threads_draw_their_own_parameters(in_tmp: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import html
 import io
 import random
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.trial import FrozenTrial
 from rich.console import Console
-from searches import SMALL, claimed, stored
+from searches import SMALL, claimed, rows_of, stored
 from small_runs import assert_same_runs
 
 import marl_sb3
@@ -24,14 +24,14 @@ from marl_sb3.extensions.remote.ray import RaySettings
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.settings import load_config
 from marl_sb3.tools.tuning.api import prepare_study
-from marl_sb3.tools.tuning.population import copies_table, copy_run, enqueue_generation, exploit, explore, latest
+from marl_sb3.tools.tuning.population import copies_table, copy_run, enqueue_generation, exploit, explore
 from marl_sb3.tools.tuning.report import write_files
 from marl_sb3.tools.tuning.space import Parameter, parse_space
 from marl_sb3.tools.tuning.study import IN_PROCESS, TuneStudy
-from marl_sb3.tools.tuning.trial import COPIED, ERROR, INTERRUPTED, KILLED, PARENT
+from marl_sb3.tools.tuning.trial import COPIED, ERROR, GENERATION, INTERRUPTED, KILLED, MEMBER, PARENT
 from marl_sb3.tools.tuning.trials import run_trial
 from marl_sb3.tools.tuning.view import SearchView
-from marl_sb3.tools.tuning.workers import Continuation, Train, TrainedRun, train_here, work
+from marl_sb3.tools.tuning.workers import Train, TrainedRun, TrainingRequest, train_here, work
 
 SPACE = {
     "batch_size": {"choices": [10, 20, 40]},
@@ -133,18 +133,19 @@ def test_some_settings_are_drawn_anew_and_those_without_an_order_always() -> Non
 # --- Whole searches --------------------------------------------------------------------------------------------------
 
 
-def pretend(config: Any, folder: Path, _: Any, goes_on: Any) -> TrainedRun:
+def pretend(request: TrainingRequest) -> TrainedRun:
     """In the place of a training: its value follows from its seed, its settings and its generation."""
-    settings = sorted(config.settings.items()) if isinstance(config, Continuation) else ""
+    folder, settings = request.folder, "" if request.settings is None else sorted(request.settings.items())
     done = [int(path.name.removeprefix("ckpt-")) for path in folder.glob("checkpoints/*")]
     assert len(done) <= 1  # of a run that is copied, the newest alone
     generation = sum(done) + 1
     (folder / "checkpoints" / f"ckpt-{generation:06d}").mkdir(parents=True)
-    value = random.Random(f"{config.seed} {generation} {settings}").random()
+    value = random.Random(f"{request.config.seed} {generation} {settings}").random()
     evaluated = {"evaluation": {"env_runners": {"episode_return_mean": value}}}
     result: Result = {"num_env_steps_sampled_lifetime": 80 * generation, "env_runners": {}, **evaluated}
-    assert goes_on(result) == (generation == 3)
-    return TrainedRun(folder.absolute(), False, result, [result], f"ckpt-{generation:06d}")
+    assert request.goes_on is not None
+    assert request.goes_on(result) == (generation == 3)
+    return TrainedRun(result, [result], f"ckpt-{generation:06d}")
 
 
 @pytest.fixture
@@ -154,12 +155,19 @@ def study(in_tmp: Path) -> TuneStudy:
 
 def train_generation(study: TuneStudy, train: Train = pretend) -> bool:
     """Returns whether there was one to train."""
-    return enqueue_generation(study) and work(study, study.queue, run_trial, "here", train)
+    if is_wanted := enqueue_generation(study):
+        work(study, study.queue, run_trial, "here", train)
+    return is_wanted
 
 
 def train_all(study: TuneStudy, train: Train = pretend) -> None:
     while train_generation(study, train):
         pass
+
+
+def latest(study: TuneStudy) -> dict[tuple[int, int], FrozenTrial]:
+    """The trial of each generation and member."""
+    return study.queue.latest(GENERATION, MEMBER)
 
 
 def outcome(study: TuneStudy) -> list[Any]:
@@ -196,9 +204,9 @@ def test_the_same_seed_finds_the_same_and_kills_lose_no_member_and_repeat_no_gen
         for worker in (IN_PROCESS, "a process"):  # killed as it trains: the search itself, then one of its workers
             study = prepare_study(study="killed")
             assert enqueue_generation(study)
-            study.space.suggest(claimed(study, worker))
+            claimed(study, worker)
         study = prepare_study(study="killed")
-        assert work(study, study.queue, run_trial, "here", pretend)
+        work(study, study.queue, run_trial, "here", pretend)
     assert not enqueue_generation(study)
     assert outcome(study) == outcome(whole)
     errors = filter(None, stored(study, ERROR))
@@ -225,14 +233,13 @@ def test_a_copy_that_was_interrupted_is_made_again(tmp_path: Path, monkeypatch: 
     assert sorted(tmp_path.iterdir()) == [source, target]
 
 
-def not_finite(config: Any, folder: Path, factory: Any, goes_on: Any) -> TrainedRun:
+def not_finite(request: TrainingRequest) -> TrainedRun:
     raise ValueError("it is not finite")
 
 
 def test_a_member_that_fails_copies_another_one(study: TuneStudy) -> None:
-    def fails_once(config: Any, folder: Path, factory: Any, goes_on: Any) -> TrainedRun:
-        train = not_finite if folder.name == "00002" else pretend
-        return train(config, folder, factory, goes_on)
+    def fails_once(request: TrainingRequest) -> TrainedRun:
+        return (not_finite if request.folder.name == "00002" else pretend)(request)
 
     train_all(study, fails_once)
     assert latest(study)[0, 2].state.name == "FAIL"
@@ -266,16 +273,10 @@ def test_a_member_is_one_training_which_its_settings_repeat(in_tmp: Path) -> Non
     assert best.extensions == study.search.whole_config(study.settings_of(study.best_trial)).extensions
 
 
-def table(study: TuneStudy, name: str) -> list[dict[str, str]]:
-    """The rows of one of its files."""
-    with (study.folder / name).open() as file:
-        return list(csv.DictReader(file))
-
-
 def test_who_copied_whom_is_a_table(study: TuneStudy) -> None:
     train_all(study)
     write_files(study)
-    rows = table(study, "copies.csv")
+    rows = rows_of(study.folder / "copies.csv")
     assert len(rows) == 2
     for row, generation in zip(rows, (1, 2), strict=True):
         trials = {place: trial for place, trial in latest(study).items() if place[0] == generation - 1}
@@ -288,7 +289,7 @@ def test_who_copied_whom_is_a_table(study: TuneStudy) -> None:
         assert (int(row["trial"]), int(row["copied_trial"])) == (new.number, old.number)
         assert [row["copied_gamma"], row["gamma"]] == [str(each.params["gamma"]) for each in (old, new)]
         assert row["learning_rate"] == f"lin_{new.params['learning_rate']}"
-    places = [(int(row["generation"]), int(row["member"])) for row in table(study, "trials.csv")]
+    places = [(int(row["generation"]), int(row["member"])) for row in rows_of(study.folder / "trials.csv")]
     assert places == [(generation, member) for generation in range(3) for member in range(4)]
     page = html.unescape((study.folder / "report.html").read_text(encoding="utf-8"))
     for heading in ("Who copied whom", "Settings over time", "Copies"):

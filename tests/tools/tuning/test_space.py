@@ -14,7 +14,7 @@ from marl_sb3.files.plain_yaml import read_yaml
 from marl_sb3.runs.building import resolved
 from marl_sb3.runs.files import preset_path
 from marl_sb3.runs.schema import TrainConfig
-from marl_sb3.tools.tuning.prepare import _search
+from marl_sb3.tools.tuning.api import _search
 from marl_sb3.tools.tuning.search import Search
 from marl_sb3.tools.tuning.space import Space, edge_warnings, parse_grid, parse_space, read_space
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from optuna.trial import FrozenTrial, TrialState
@@ -16,9 +15,9 @@ from searches import trial_of
 
 from marl_sb3.extensions.display.screen import ScreenSize
 from marl_sb3.tools.tuning import api
-from marl_sb3.tools.tuning.search import Objective
+from marl_sb3.tools.tuning.search import Search
 from marl_sb3.tools.tuning.space import Space, parse_space
-from marl_sb3.tools.tuning.study import best_first
+from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.view import SearchView, print_outcome, trials_table
 
 SPACE = parse_space(
@@ -31,26 +30,19 @@ SPACE = parse_space(
 )
 
 
-class Study:
-    """Trials that nobody trained; by default two are done, and 20 are running."""
+pytestmark = pytest.mark.usefixtures("in_tmp")
+_numbers = itertools.count()
 
-    def __init__(self, trials: Sequence[FrozenTrial] | None = None, *objectives: Objective) -> None:
-        self._objectives = objectives or (Objective(),)
-        self.search: Any = SimpleNamespace(
-            trials=30, n_trainings=30, is_population=False, objectives=lambda: self._objectives
-        )
+
+def study_of(trials: Sequence[FrozenTrial] | None = None, mode: str = "max") -> TuneStudy:
+    """A study of trials that nobody trained, in a new folder; by default two are done, and 20 are running."""
+    if trials is None:
         complete = [trial_of(SPACE, number, value=float(number)) for number in range(2)]
-        running = (trial_of(SPACE, number, TrialState.RUNNING) for number in range(2, 22))
-        self.trials = [*complete, *running] if trials is None else list(trials)
-
-    def n_done(self) -> int:
-        return 2
-
-    def completed(self) -> list[FrozenTrial]:
-        return best_first(self.trials, self._objectives[0].sign)
-
-    def front(self) -> list[FrozenTrial]:
-        return self.completed()[:1]
+        trials = [*complete, *(trial_of(SPACE, number, TrialState.RUNNING) for number in range(2, 22))]
+    study = TuneStudy(Search("arena", SPACE, "s", 30, mode=mode), Path(f"study-{next(_numbers)}"))
+    for trial in trials:
+        study.optuna.add_trial(trial)
+    return study
 
 
 def console() -> Console:
@@ -63,9 +55,9 @@ def text_of(shown: Console) -> str:
 
 @pytest.mark.parametrize(("width", "height"), [(40, 12), (80, 23), (200, 60)])
 def test_a_search_fits_every_terminal(width: int, height: int) -> None:
-    study = Study()
-    shown = SearchView(console(), study)  # type: ignore[arg-type]
-    shown.update(study)  # type: ignore[arg-type]
+    study = study_of()
+    shown = SearchView(console(), study)
+    shown.update(study)
     drawn = Console(file=io.StringIO(), width=width)
     drawn.print(shown.draw(ScreenSize(width, height)))
     lines = text_of(drawn).splitlines()
@@ -79,12 +71,12 @@ def test_a_search_fits_every_terminal(width: int, height: int) -> None:
 
 
 def test_a_view_that_fails_ends_no_search() -> None:
-    study, shown = Study(), console()
-    with SearchView(shown, study) as search_view:  # type: ignore[arg-type]
-        search_view.update(None)  # type: ignore[arg-type]
-        search_view.update(study)  # type: ignore[arg-type]
+    study, shown = study_of(), console()
+    with SearchView(shown, study) as search_view:
+        search_view.update(None)
+        search_view.update(study)
     with SearchView(shown) as confirm_view:
-        confirm_view.update_finals(None, 3)  # type: ignore[arg-type]
+        confirm_view.update_finals(None, 3)
     assert text_of(shown) == ""
 
 
@@ -100,13 +92,13 @@ def test_trainings_with_fresh_seeds_are_counted() -> None:
 
 def test_files_are_named_whatever_cannot_be_shown() -> None:
     shown, path = console(), Path("a long name " * 20, "best.yml")
-    print_outcome(shown, None, [path])  # type: ignore[arg-type]
+    print_outcome(shown, None, [path])
     assert text_of(shown) == f"{path}\n"
 
 
 def test_a_study_without_trials_has_no_table() -> None:
     shown = console()
-    print_outcome(shown, Study([]), [Path("trials.csv")])  # type: ignore[arg-type]
+    print_outcome(shown, study_of([]), [Path("trials.csv")])
     assert text_of(shown) == "trials.csv\n"
 
 
@@ -114,7 +106,7 @@ def test_a_study_without_trials_has_no_table() -> None:
 def test_a_search_of_the_library_shows_what_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], progress_bar: bool | None, is_shown: bool
 ) -> None:
-    study, before, seen = Study(), Study([]), []
+    study, before, seen = study_of(), study_of([]), []
     monkeypatch.setattr(api, "require_trainable_preset", lambda study: None)
     monkeypatch.setattr(api, "race_size", lambda *_: (3, 0))
     monkeypatch.setattr(api, "plan_race", lambda *_: None)
@@ -135,7 +127,7 @@ def test_a_search_of_the_library_shows_what_is_asked_for(
 
 def shown(trials: Sequence[FrozenTrial], width: int = 200, mode: str = "max") -> list[str]:
     drawn = Console(width=width, record=True, file=io.StringIO())
-    drawn.print(trials_table(Study(trials, Objective(mode=mode)), width))  # type: ignore[arg-type]
+    drawn.print(trials_table(study_of(trials, mode), width))
     return [line.rstrip() for line in drawn.export_text().splitlines()]
 
 
