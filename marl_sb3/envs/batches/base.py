@@ -16,7 +16,7 @@ from marl_sb3.core.envs.registry import EnvFactory
 from marl_sb3.core.vec_env.observations import agent_groups, map_arrays
 from marl_sb3.envs.drawn import FixedSpaces
 from marl_sb3.errors import ConfigError
-from marl_sb3.types import AgentID, Array, Observations
+from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.wrappers.observations import policy_actions
 
 MakeBatch = Callable[..., "AdaptedBatch"]  # (num_envs, **env_kwargs)
@@ -188,6 +188,14 @@ def gymnasium_space(space: Any) -> spaces.Space[Any]:
     if kind == "Dict":
         return spaces.Dict({key: gymnasium_space(own) for key, own in space.spaces.items()})
     raise ConfigError(f"the space {space}; accepted: Box, Discrete, MultiDiscrete and Dict", key="env")
+
+
+def is_asked_for(batch: BatchedEnv, env_indices: Sequence[int], ended: BoolArray) -> bool:
+    """Whether a reset begins anew from its seeds, where a library seeds all envs at once.
+
+    It does for a single env, and for a batch that is reset as a whole before its episodes have ended.
+    """
+    return len(env_indices) == batch.num_envs and (batch.num_envs == 1 or not ended.all())
 
 
 def with_rows(observations: Observations, env_indices: Sequence[int], rows: Any) -> Observations:

@@ -14,7 +14,7 @@ from typing_extensions import override
 from marl_sb3.core.envs.batched import BatchedStep
 from marl_sb3.core.envs.converted import AGENT, MASK
 from marl_sb3.core.envs.registry import EnvFactory
-from marl_sb3.envs.batches.base import AdaptedBatch, batch_factory, with_rows
+from marl_sb3.envs.batches.base import AdaptedBatch, batch_factory, is_asked_for, with_rows
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.types import Array, BoolArray, Observations
 
@@ -187,7 +187,7 @@ class EnvPoolBatch(VectorEnvBatch):
     """Envs of EnvPool (Weng et al. 2022), which its own threads step.
 
     EnvPool takes the seed of an env when it makes it: that of its first episode decides about all later ones. The envs
-    are made anew whenever all of them are reset before they have ended.
+    are made anew whenever all of them are reset before they have ended; a single env, for each episode.
 
     Args:
         task: the id of EnvPool's.
@@ -220,7 +220,7 @@ class EnvPoolBatch(VectorEnvBatch):
     def _begin(self, env_indices: Sequence[int], seeds: Sequence[int], options: dict[str, Any]) -> Mapping[str, Any]:
         if options:
             raise ConfigError(f"reset options {options}: envs of EnvPool take none")
-        if len(env_indices) == self.num_envs and not self._ended.all():  # a reset that was asked for
+        if is_asked_for(self, env_indices, self._ended):
             self.env.close()
             self.env = self._make(self.num_envs, seeds)
         rows, infos = self.env.reset(np.asarray(env_indices, np.int32))

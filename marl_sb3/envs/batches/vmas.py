@@ -10,7 +10,7 @@ import torch as th
 from typing_extensions import override
 
 from marl_sb3.core.envs.batched import BatchedStep
-from marl_sb3.envs.batches.base import AdaptedBatch, gymnasium_space
+from marl_sb3.envs.batches.base import AdaptedBatch, gymnasium_space, is_asked_for
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array
 
@@ -59,7 +59,7 @@ class VmasBatch(AdaptedBatch):
 
     @override
     def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
-        if len(env_indices) == self.num_envs and not self._ended.all():  # a reset that was asked for
+        if is_asked_for(self, env_indices, self._ended):
             self.env.seed(seeds[0])
         if len(env_indices) == self.num_envs:
             self.env.reset(return_observations=False)
