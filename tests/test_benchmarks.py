@@ -56,6 +56,11 @@ RUNS = {
         {"throughput"},
         {"N_STEPS": 8, "HYPERPARAMETERS": {"n_steps": 8, "batch_size": 32, "n_epochs": 1}},
     ),
+    "batches_vs_stock_sb3": Small(
+        "--repeats 1 --steps 2 --iterations 1 --cases CartPole-v1",
+        {"CartPole-v1-steps", "CartPole-v1-PPO"},
+        {"N_STEPS": 8},
+    ),
     "curves_vs_stock_sb3": Small("--seeds 2 --timesteps 250 --algos sac", {"sac-Pendulum-v1"}, {"ENVS": PENDULUM}),
     "search_errors": Small("--trials 2 --races 2", {"opposed", "races"}),
     "search_simulation": Small("--searches 1 --trials 2", {"simulation"}),
