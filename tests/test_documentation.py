@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from documentation import PAGES, ROOT, Block, blocks, run_command, run_page
-from test_layers import COMMANDS, RANK
+from layers import COMMANDS, RANK
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from test_evaluate import shown, without_clock
+from small_runs import shown, without_clock
 from toy_envs import ScriptedEnv
 
 import marl_sb3
