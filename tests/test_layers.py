@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 import sb3_contrib
 import stable_baselines3
-from budgets import MOST, SLACK, measured, traces
+from budgets import MOST, SLACK, inside, measured, traces
 from layers import RANK
 
 TESTS = Path(__file__).parent
@@ -84,7 +84,7 @@ def imports_of(source: str) -> list[Import]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             found += [_import(node.module, alias.name, lazy) for alias in node.names]
         lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        waiting += [(child, lazy) for child in ast.iter_child_nodes(node)]
+        waiting += [(child, lazy) for child in inside(node)]
     return [each for each in found if each.module.startswith(f"{NAME}.")]
 
 
