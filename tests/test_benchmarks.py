@@ -56,7 +56,9 @@ RUNS = {
         {"throughput"},
         {"N_STEPS": 8, "HYPERPARAMETERS": {"n_steps": 8, "batch_size": 32, "n_epochs": 1}},
     ),
-    "curves_vs_stock_sb3": Small("--seeds 2 --timesteps 250 --algos sac", {"sac-Pendulum-v1"}, {"ENVS": PENDULUM}),
+    "curves_vs_stock_sb3": Small(
+        "--seeds 2 --timesteps 250 --algos sac", {"sac-Pendulum-v1"}, {"ENVS": PENDULUM, "EPISODES": 1}
+    ),
     "search_errors": Small("--trials 2 --races 2", {"opposed", "races"}),
     "search_simulation": Small("--searches 1 --trials 2", {"simulation"}),
     "replay_accuracy": Small("--steps 2 --cases dqn-1", {"dqn-1"}, {"TRANSITIONS": 100}),
@@ -75,7 +77,7 @@ RUNS = {
         {
             "CASES": {
                 "ppo_normalized": {"settings": {"n_steps": 8}},
-                "sac": {"settings": {"learning_starts": 245}},
+                "sac": {"settings": {"learning_starts": 495}},  # of 500
                 "own_network": {"settings": {"n_steps": 8}},
             }
         },
@@ -148,7 +150,7 @@ RUNS = {
             },
         },
     ),
-    "references": Small("--envs CartPole-v1,arena --episodes 10", {"CartPole-v1", "arena"}),
+    "references": Small("--envs CartPole-v1,arena --episodes 2", {"CartPole-v1", "arena"}, {"N_ENVS": 2}),
 }
 
 NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "memory_task", "no_preset", "population"}
