@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -335,10 +336,13 @@ def _assert_same_probabilities(policy: Any, batch: Any) -> None:
 
 
 def _combinations() -> Iterator[Any]:
+    """Every learner with all of its kinds of actions and all layouts, in no more trainings than there are of either."""
     for name, kind in ON_ITS_OWN_PATH.items():
         has_central = kind.cadence == "n_steps" or name.startswith(("SAC", "TD3", "DDPG"))
-        yield from ((name, actions, "shared") for actions in kind.acts_in)
-        yield from ((name, kind.acts_in[0], layout) for layout in ["per agent", *["central critic"] * has_central])
+        layouts = ["shared", "per agent", *["central critic"] * has_central]
+        number = max(len(layouts), len(kind.acts_in))
+        pairs = zip(cycle(kind.acts_in), cycle(layouts), strict=False)
+        yield from ((name, *pair) for pair in islice(pairs, number))
 
 
 @pytest.mark.parametrize(("name", "actions", "layout"), [*_combinations()])
