@@ -11,7 +11,6 @@ from run_records import differences_in_training, json_rows
 
 import marl_sb3
 from marl_sb3 import MultiAgentCallback
-from marl_sb3.core.metrics.names import flatten
 from marl_sb3.evaluate import main as evaluate
 from marl_sb3.results.result_log import last_result
 
@@ -74,7 +73,3 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]
     captured = capsys.readouterr()
     assert len(captured.out.splitlines()) == 1
     return dict(json.loads(captured.out))
-
-
-def without_clock(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in flatten(found).items() if "duration" not in name}

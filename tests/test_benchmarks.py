@@ -44,7 +44,7 @@ class Small:
     constants: Mapping[str, Any] = field(default_factory=dict)
 
 
-OFFLINE, PENDULUM = {"epochs": 1, "evaluated": 1}, ("Pendulum-v1",)
+OFFLINE, PENDULUM = {"epochs": 1, "evaluated": 1}, {"ENVS": ("Pendulum-v1",), "EPISODES": 1}
 RUNS = {
     "arena_vs_stock_sb3": Small(
         "--repeats 1 --iterations 1",
@@ -56,9 +56,7 @@ RUNS = {
         {"throughput"},
         {"N_STEPS": 8, "HYPERPARAMETERS": {"n_steps": 8, "batch_size": 32, "n_epochs": 1}},
     ),
-    "curves_vs_stock_sb3": Small(
-        "--seeds 2 --timesteps 250 --algos sac", {"sac-Pendulum-v1"}, {"ENVS": PENDULUM, "EPISODES": 1}
-    ),
+    "curves_vs_stock_sb3": Small("--seeds 2 --timesteps 250 --algos sac", {"sac-Pendulum-v1"}, PENDULUM),
     "search_errors": Small("--trials 2 --races 2", {"opposed", "races"}),
     "search_simulation": Small("--searches 1 --trials 2", {"simulation"}),
     "replay_accuracy": Small("--steps 2 --cases dqn-1", {"dqn-1"}, {"TRANSITIONS": 100}),

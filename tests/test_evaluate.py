@@ -15,7 +15,8 @@ from films import frames_of_gif, frames_of_mp4
 from forked import ForkServer
 from PIL import Image
 from refusals import refusal
-from small_runs import shown, without_clock
+from small_runs import shown
+from small_trainings import without_clock
 from waiting import read_all
 
 import marl_sb3

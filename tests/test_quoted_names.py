@@ -115,9 +115,8 @@ def missing(sources: dict[Path, str]) -> list[str]:
 
 
 def test_names_in_comments_and_docstrings_exist() -> None:
-    assert (
-        missing({path.relative_to(PACKAGE): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}) == []
-    )
+    sources = {path.relative_to(PACKAGE): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    assert missing(sources) == []
 
 
 @pytest.mark.parametrize(

@@ -164,24 +164,14 @@ def remembering(kind: Kind, cell: str = "lstm", **more: Any) -> Kind:
 
 
 SMALL_TRPO = {"n_steps": 6, "batch_size": 4, "n_critic_updates": 2}
-
-
 SMALL_PPO = {"n_steps": 6, "batch_size": 4, "n_epochs": 1}  # the tests of kernels and of equality with SB3 have more
-
-
 SMALL_REPLAY = {"train_freq": 3, "buffer_size": 30, "learning_starts": 4, "batch_size": 4, "gradient_steps": 2}
-
-
 MEMORY = {"net_arch": [4], "lstm_hidden_size": 4, "n_lstm_layers": 2}
-
-
 IQL_NETS: dict[str, Any] = {
     "network": {"net_arch": [4], "log_std_init": -9},
     "losses": ("critic_loss", "vf_loss"),
     "chooses": "actor.networks.0.2",
 }
-
-
 LEARNERS = {
     "PPO, fused": Kind(marl_sb3.PPO, SMALL_PPO, None, "fused"),
     "PPO, PyTorch": Kind(marl_sb3.PPO, SMALL_PPO, stable_baselines3.PPO, "torch"),

@@ -13,5 +13,4 @@ SMALL: dict[str, Any] = {
     "sequence_length": 3,
     "gamma": 0.5,
 }
-
 CELLS = ("lstm", "gru")
