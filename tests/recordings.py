@@ -11,6 +11,8 @@ from gymnasium import spaces
 
 from marl_sb3.extensions.data.dataset import RecordedEpisode
 
+BOX, TWO = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
+
 
 def episode(
     observations: Any, actions: Any, rewards: Any = None, *, agent: str = "agent", ends: str = "terminated", **more: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from run_records import differences_in_training, json_rows
 
 import marl_sb3
 from marl_sb3 import MultiAgentCallback
+from marl_sb3.evaluate import main as evaluate
 from marl_sb3.results.result_log import last_result
 
 SMALL = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15, "policy_kwargs.net_arch": [8]}
@@ -63,3 +65,11 @@ def assert_same_runs(one: str, other: str) -> None:
     assert not found, "\n".join(found)
     ended = [last_result(Path(each)) or {} for each in (one, other)]
     assert ended[0].get("fault_tolerance") == ended[1].get("fault_tolerance")
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
+    """The JSON that the command prints."""
+    assert evaluate([*map(str, arguments), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 1
+    return dict(json.loads(captured.out))

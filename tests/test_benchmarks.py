@@ -44,7 +44,7 @@ class Small:
     constants: Mapping[str, Any] = field(default_factory=dict)
 
 
-OFFLINE, PENDULUM = {"epochs": 1, "evaluated": 1}, ("Pendulum-v1",)
+OFFLINE, PENDULUM = {"epochs": 1, "evaluated": 1}, {"ENVS": ("Pendulum-v1",), "EPISODES": 1}
 RUNS = {
     "arena_vs_stock_sb3": Small(
         "--repeats 1 --iterations 1",
@@ -61,7 +61,7 @@ RUNS = {
         {"CartPole-v1-steps", "CartPole-v1-PPO"},
         {"N_STEPS": 8},
     ),
-    "curves_vs_stock_sb3": Small("--seeds 2 --timesteps 250 --algos sac", {"sac-Pendulum-v1"}, {"ENVS": PENDULUM}),
+    "curves_vs_stock_sb3": Small("--seeds 2 --timesteps 250 --algos sac", {"sac-Pendulum-v1"}, PENDULUM),
     "search_errors": Small("--trials 2 --races 2", {"opposed", "races"}),
     "search_simulation": Small("--searches 1 --trials 2", {"simulation"}),
     "replay_accuracy": Small("--steps 2 --cases dqn-1", {"dqn-1"}, {"TRANSITIONS": 100}),
@@ -80,7 +80,7 @@ RUNS = {
         {
             "CASES": {
                 "ppo_normalized": {"settings": {"n_steps": 8}},
-                "sac": {"settings": {"learning_starts": 245}},
+                "sac": {"settings": {"learning_starts": 495}},  # of 500
                 "own_network": {"settings": {"n_steps": 8}},
             }
         },
@@ -153,7 +153,7 @@ RUNS = {
             },
         },
     ),
-    "references": Small("--envs CartPole-v1,arena --episodes 10", {"CartPole-v1", "arena"}),
+    "references": Small("--envs CartPole-v1,arena --episodes 2", {"CartPole-v1", "arena"}, {"N_ENVS": 2}),
 }
 
 NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "memory_task", "no_preset", "population"}

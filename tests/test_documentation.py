@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from documentation import PAGES, ROOT, Block, blocks, run_command, run_page
-from test_layers import COMMANDS, RANK
+from layers import COMMANDS, RANK
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm
@@ -29,13 +29,13 @@ from marl_sb3.runs.settings import load_config
 from marl_sb3.runs.start import prepare
 from marl_sb3.tools.examining.checks import CHECKS
 
-MOST_ENV_STEPS = 500  # of a training; an iteration or an update that is due is finished
-UPDATES = 20  # env steps after `learning_starts` in a training with a replay buffer
-EPISODE_STEPS = 20  # of the arena, so that each env ends one in `MOST_ENV_STEPS` of 20 envs
+MOST_ENV_STEPS = 400  # of a training, as many as the largest minibatch; what is due is finished
+UPDATES = 10  # env steps after `learning_starts` in a training with a replay buffer
+EPISODE_STEPS = 8  # of the arena, so that each env ends one in `MOST_ENV_STEPS` of 20 envs
 MOST_EPISODES = 1  # of an evaluation by each env
-MOST_COMPARED = 200  # steps of two versions of an env
-SHORT_SEARCH = {"timesteps": 4_001, "evaluations": 2, "evaluation_episodes": 2}
-LATEST_START = 200  # env steps before the first update from a replay buffer
+MOST_COMPARED = 50  # steps of two versions of an env
+SHORT_SEARCH = {"timesteps": 801, "evaluations": 2, "evaluation_episodes": 2}
+LATEST_START = 100  # env steps before the first update from a replay buffer
 
 
 class TrainHere:
@@ -125,6 +125,8 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
         return prepare(*args, **{**options, **SHORT_SEARCH, **trials})
 
     monkeypatch.setattr(api, "prepare_study", prepare_short)
+    config_of = Search.config
+    monkeypatch.setattr(Search, "config", lambda *given, **more: with_short_rollouts(config_of(*given, **more)))
     plan_race, whole_config = api.plan_race, Search.whole_config
     monkeypatch.setattr(api, "plan_race", lambda study, best, seeds: plan_race(study, 1, min(seeds, 2)))
     whole = {"n_timesteps": SHORT_SEARCH["timesteps"]}
@@ -143,7 +145,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run in the arena, which the pages call `runs/arena/<run>`."""
     folder = tmp_path_factory.mktemp("documentation") / "20260101-120000-abcd"
-    short = f"--timesteps 1500 --set n_steps={MOST_ENV_STEPS // 20} --set env.max_timesteps={EPISODE_STEPS}"
+    short = f"--timesteps 600 --set n_steps={MOST_ENV_STEPS // 20} --set env.max_timesteps={EPISODE_STEPS}"
     assert run_command(f"python -m marl_sb3.train arena {short} --seed 0 --quiet --run-dir {folder}") == 0
     return folder
 

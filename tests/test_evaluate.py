@@ -15,7 +15,9 @@ from films import frames_of_gif, frames_of_mp4
 from forked import ForkServer
 from PIL import Image
 from refusals import refusal
-from test_train import read_all
+from small_runs import shown
+from small_trainings import without_clock
+from waiting import read_all
 
 import marl_sb3
 from marl_sb3 import load_run
@@ -27,18 +29,6 @@ from marl_sb3.runs import run as run_module
 from marl_sb3.runs.run import SavedRun
 
 MODULE = ["-m", "marl_sb3.evaluate"]
-
-
-def shown(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
-    """The JSON that the command prints."""
-    assert main([*map(str, arguments), "--json"]) == 0
-    captured = capsys.readouterr()
-    assert len(captured.out.splitlines()) == 1
-    return dict(json.loads(captured.out))
-
-
-def without_clock(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in flatten(found).items() if "duration" not in name}
 
 
 def test_json_is_one_object_with_the_names_of_a_result(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

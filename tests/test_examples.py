@@ -63,7 +63,7 @@ def test_example_runs(name: str, in_tmp: Path, server: ForkServer) -> None:
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 # A short way to run them: what is replaced in the cells.
 SHORTER = {
-    "quickstart.ipynb": {"60_000": "6_000", "20_000": "4_000", "n_episodes=20": "n_episodes=2", "trials=4": "trials=2"},
+    "quickstart.ipynb": {"60_000": "4_000", "20_000": "4_000", "n_episodes=20": "n_episodes=2", "trials=4": "trials=1"},
     "teams.ipynb": {"6_000": "400", '"learning_starts": 1600': '"learning_starts": 200'},
 }
 

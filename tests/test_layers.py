@@ -17,86 +17,13 @@ from typing import NamedTuple
 import pytest
 import sb3_contrib
 import stable_baselines3
-from budgets import MOST, SLACK, measured, traces
+from budgets import MOST, SLACK, inside, measured, traces
+from layers import RANK
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "marl_sb3"
 NAME = PACKAGE.name
 
-GROUND = (
-    *(("types",), ("errors",), ("doors",), ("systems",)),
-    ("output", "signals", "stacks", "startup", "files", "fingerprints"),
-    ("linking",),
-    ("compiling",),
-)
-CORE = (
-    ("core.config",),
-    ("core.state",),
-    ("core.envs",),
-    ("wrappers",),
-    ("core.vec_env",),
-    ("core.mapping",),
-    ("core.metrics",),
-    ("core.policies",),
-    ("core.processing",),
-    ("core.extractors",),
-    ("core.sb3",),
-    ("core.acting",),
-    ("core.experience",),
-    ("core.learners",),
-    ("core.on_policy", "core.off_policy"),
-    ("core.training",),
-    ("core",),
-)
-EXTENSIONS = (
-    "envs",
-    "extensions.assignment",
-    "extensions.central",
-    "extensions.curiosity",
-    "extensions.data",
-    "extensions.dialects",
-    "extensions.exploration",
-    "extensions.fast",
-    "extensions.hooks",
-    "extensions.hub",
-    "extensions.memory",
-    "extensions.remote",
-    "extensions.store",
-    "extensions.transfer",
-)
-TOOLS = (
-    "tools.benchmarking",
-    "tools.examining",
-    "tools.viewing",
-    "tools.publishing",
-    "tools.serving",
-    "tools.scaffolding",
-    "tools.tuning",
-)
-COMMANDS = (
-    *("train", "benchmark", "evaluate", "watch", "plot", "compare", "match", "report"),
-    *("export", "imitate", "serve", "tune", "doctor", "new", "completions"),
-)
-
-# From the bottom up: a module imports from the layers below its own and from its own room, not from others beside it.
-LAYERS = (
-    *GROUND,
-    *CORE,
-    ("extensions.display", "extensions.settings"),
-    EXTENSIONS,
-    ("extensions",),
-    ("evaluation",),
-    ("callbacks",),
-    ("results",),
-    ("league",),
-    ("runs",),
-    ("cli",),
-    TOOLS,
-    ("tools", "commands", *(f"commands.{each}" for each in COMMANDS)),
-    COMMANDS,
-    ("__main__",),
-)
-RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 # What users import from a folder, besides `marl_sb3` itself; the package imports each name from the module that
 # defines it. Commands use the names of `cli` together.
@@ -157,7 +84,7 @@ def imports_of(source: str) -> list[Import]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             found += [_import(node.module, alias.name, lazy) for alias in node.names]
         lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        waiting += [(child, lazy) for child in ast.iter_child_nodes(node)]
+        waiting += [(child, lazy) for child in inside(node)]
     return [each for each in found if each.module.startswith(f"{NAME}.")]
 
 

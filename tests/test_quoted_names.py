@@ -9,12 +9,14 @@ import keyword
 import re
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "marl_sb3"
+SCOPES = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 QUOTED = re.compile(r"`([A-Za-z_][\w.]*)(?:\([^`\n]*\))?`")
 # Names of other packages, and examples, that no code of the package has.
 OTHERS = """
@@ -26,17 +28,26 @@ pistonball_v6 pursuer_0 pursuer_1 pyproject toml save_file waterworld_v4 NAME_1 
 """
 
 
+class Module:
+    """A file, read once: its tokens and all nodes of its syntax tree."""
+
+    def __init__(self, text: str) -> None:
+        self.tokens = [*tokenize.generate_tokens(io.StringIO(text).readline)]
+        self.nodes = [*ast.walk(ast.parse(text))]
+        of_scopes = (node for node in self.nodes if isinstance(node, SCOPES) and ast.get_docstring(node) is not None)
+        self.docstrings: list[Any] = [node.body[0].value for node in of_scopes]  # type: ignore[attr-defined]
+
+
 class Names:
     """The names that code has: all of them, and those of each class."""
 
-    def __init__(self, sources: Iterable[tuple[Path, str]]) -> None:
+    def __init__(self, modules: Mapping[Path, Module]) -> None:
         self.all = {*dir(builtins), *keyword.kwlist, *OTHERS.split(), PACKAGE.name}
         self.owned: dict[str, set[str]] = defaultdict(set)  # by the name of the class
         self.bases: dict[str, set[str]] = defaultdict(set)
-        for path, text in sources:
-            tree = ast.parse(text)
-            self.all |= {*path.with_suffix("").parts, *_names_in_code(text, tree)}
-            for node in ast.walk(tree):
+        for path, module in modules.items():
+            self.all |= {*path.with_suffix("").parts, *_names_in_code(module)}
+            for node in module.nodes:
                 if isinstance(node, ast.ClassDef):
                     self.owned[node.name] |= {*_defined(node), *_attributes(node)}
                     self.bases[node.name] |= {ast.unparse(each).partition("[")[0].split(".")[-1] for each in node.bases}
@@ -74,50 +85,39 @@ def _attributes(scope: ast.ClassDef) -> Iterator[str]:
             yield node.value
 
 
-def _documented(text: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+def _documented(module: Module) -> Iterator[tuple[int, str]]:
     """The comments and the docstrings of a module, each with its line."""
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    for token in module.tokens:
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            words = ast.get_docstring(node, clean=False)
-            if words is not None:
-                yield node.body[0].lineno, words
+    yield from ((each.lineno, each.value) for each in module.docstrings)
 
 
-def _names_in_code(text: str, tree: ast.Module) -> Iterator[str]:
+def _names_in_code(module: Module) -> Iterator[str]:
     """All names in the code of a module, and the words of its strings but docstrings."""
-    docstrings = {id(node.body[0].value) for node in ast.walk(tree) if _has_docstring(node)}  # type: ignore[attr-defined]
-    for node in ast.walk(tree):
+    docstrings = set(map(id, module.docstrings))
+    for node in module.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             yield from re.findall(r"\w+", node.value)
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.NAME:
-            yield token.string
-
-
-def _has_docstring(node: ast.AST) -> bool:
-    is_scope = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-    return is_scope and ast.get_docstring(node, clean=False) is not None  # type: ignore[arg-type]
+    yield from (token.string for token in module.tokens if token.type == tokenize.NAME)
 
 
 def missing(sources: dict[Path, str]) -> list[str]:
     """The names that are quoted and do not exist: the file, the line, the name."""
-    names = Names(sources.items())
+    modules = {path: Module(text) for path, text in sources.items()}
+    names = Names(modules)
     return sorted(
         f"{path}:{line}: {quoted}"
-        for path, text in sources.items()
-        for line, words in _documented(text, ast.parse(text))
+        for path, module in modules.items()
+        for line, words in _documented(module)
         for quoted in QUOTED.findall(words)
         if names.lacks(quoted)
     )
 
 
 def test_names_in_comments_and_docstrings_exist() -> None:
-    assert (
-        missing({path.relative_to(PACKAGE): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}) == []
-    )
+    sources = {path.relative_to(PACKAGE): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    assert missing(sources) == []
 
 
 @pytest.mark.parametrize(

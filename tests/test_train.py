@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from forked import ForkServer
 from refusals import refusal
-from waiting import wait_for
+from waiting import read_all, wait_for
 
 import marl_sb3
 from marl_sb3.envs.arena import ArenaEnv
@@ -357,18 +357,3 @@ def test_a_terminal_gets_the_live_view(tmp_path: Path, server: ForkServer) -> No
     assert "agent steps/s" in shown
     assert "return of agent1" in shown
     assert "new_fields_discovered" in shown
-
-
-def read_all(descriptor: int) -> str:
-    chunks = []
-    while True:
-        try:
-            chunk = os.read(descriptor, 65536)
-        except OSError:  # Linux says so when the other end is closed
-            break
-        if not chunk:
-            break
-        chunks.append(chunk)
-    os.close(descriptor)
-    text = b"".join(chunks).decode("utf-8", "replace")
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,3 +37,18 @@ def writing_to(folder: Path) -> dict[str, int]:
             if output is not None and output.parent == folder.resolve():
                 found[output.name] = int(entry.name)
     return found
+
+
+def read_all(descriptor: int) -> str:
+    chunks = []
+    while True:
+        try:
+            chunk = os.read(descriptor, 65536)
+        except OSError:  # Linux says so when the other end is closed
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    os.close(descriptor)
+    text = b"".join(chunks).decode("utf-8", "replace")
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)

@@ -13,11 +13,10 @@ import pettingzoo
 import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, RecordEpisodeStatistics
+from other_kinds import Echo, Pair
 from pettingzoo import AECEnv, ParallelEnv
 from stable_baselines3.common.vec_env import DummyVecEnv
 from supersuit import black_death_v3, pettingzoo_env_to_vec_env_v1
-from test_rllib_envs import Echo
-from test_tuples import Pair
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env, register_env

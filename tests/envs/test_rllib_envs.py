@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import random
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from other_kinds import Echo, MultiAgentEnv
 
 import marl_sb3
 from marl_sb3 import make_vec_env
@@ -20,40 +20,6 @@ from marl_sb3.core.envs.registry import make_env
 from marl_sb3.core.vec_env.seeding import episode_seed
 from marl_sb3.envs.rllib import RLlibEnv
 from marl_sb3.errors import ConfigError, EnvError, EnvRaisedError
-
-
-class MultiAgentEnv(gymnasium.Env):
-    """The interface of RLlib 2.60's class of this name: what envs inherit from it."""
-
-    observation_spaces: Any = None
-    action_spaces: Any = None
-    agents: Sequence[Any] = []
-    possible_agents: Sequence[Any] = []
-    observation_space: Any = None
-    action_space: Any = None
-
-    def __init__(self) -> None:
-        self._agent_ids = getattr(self, "_agent_ids", set())
-        self.agents = self.agents or list(self._agent_ids)
-        self.possible_agents = self.possible_agents or list(self.agents)
-
-    def get_observation_space(self, agent_id: Any) -> Any:
-        return self._space(self.observation_spaces, self.observation_space, agent_id)
-
-    def get_action_space(self, agent_id: Any) -> Any:
-        return self._space(self.action_spaces, self.action_space, agent_id)
-
-    def _space(self, by_agent: Any, shared: Any, agent_id: Any) -> Any:
-        if by_agent is not None:
-            return by_agent[agent_id]
-        return shared[agent_id] if isinstance(shared, spaces.Dict) and agent_id in shared.spaces else shared
-
-    def get_agent_ids(self) -> set[Any]:
-        return self._agent_ids
-
-    def with_agent_groups(self, groups: Any) -> Any:
-        raise NotImplementedError
-
 
 # observations, rewards, terminateds, truncateds of one step
 Returned = tuple[dict[Any, int], dict[Any, float], dict[Any, bool], dict[Any, bool]]
@@ -229,30 +195,6 @@ def test_an_env_may_have_the_interface_without_its_class() -> None:
     old.possible_agents = [0]  # type: ignore[attr-defined]
     old.observation_spaces = old.action_spaces = {0: spaces.Discrete(3)}  # type: ignore[attr-defined]
     assert transitions(old) == {"0": [(1, 1, 1.0, True, False, 2)]}
-
-
-class Echo(MultiAgentEnv):
-    """Agents take turns and are paid for repeating the number that they see; the other one is then shown it."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.length = config.get("length", 10)
-        self.possible_agents = ["first", "second"]
-        self.observation_spaces = self.action_spaces = dict.fromkeys(self.possible_agents, spaces.Discrete(3))
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        self.rng, self.step_number = np.random.default_rng(seed), 0
-        return self._shown(), {}
-
-    def _shown(self) -> dict[str, int]:
-        self.number = int(self.rng.integers(3))
-        return {self.possible_agents[self.step_number % 2]: self.number}
-
-    def step(self, action_dict: Any) -> Any:
-        ((agent, action),) = action_dict.items()
-        reward = {agent: float(action == self.number)}
-        self.step_number += 1
-        return self._shown(), reward, {"__all__": self.step_number >= self.length}, {}, {}
 
 
 def test_it_is_trained_evaluated_and_resumed(in_tmp: Path) -> None:

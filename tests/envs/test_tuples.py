@@ -8,37 +8,12 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from other_kinds import Pair
 
 from marl_sb3 import ConfigError, make_vec_env
 from marl_sb3.core.envs.registry import make_env
 from marl_sb3.envs.gymnasium_wrappers import named_wrappers, wrapping_factory
 from marl_sb3.envs.tuples import KIND, AsAgents, TupleEnv
-
-
-class Pair(gymnasium.Env[Any, Any]):
-    """Two agents are shown a number each, and paid for naming that of the other; three steps are an episode."""
-
-    n_agents = 2
-    observation_space = action_space = spaces.Tuple([spaces.Discrete(3), spaces.Discrete(3)])
-    field = np.zeros(1)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.left = 3
-        return self._shown(), {"left": 3}
-
-    def step(self, actions: Any) -> Any:
-        assert isinstance(actions, tuple)
-        paid = [float(action == other) for action, other in zip(actions, reversed(self.shown), strict=True)]
-        self.left -= 1
-        return self._shown(), paid, self.left == 0, False, {"left": self.left}
-
-    def _shown(self) -> Any:
-        self.shown = tuple(int(number) for number in self.np_random.integers(3, size=2))
-        return self.shown
-
-
-gymnasium.register("tuple-pair-v0", Pair)
 
 
 class Alone(gymnasium.Env[Any, Any]):

@@ -8,7 +8,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from test_evaluate import shown, without_clock
+from small_runs import shown
+from small_trainings import without_clock
 from toy_envs import ScriptedEnv
 
 import marl_sb3

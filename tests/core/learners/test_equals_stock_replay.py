@@ -67,7 +67,6 @@ def sampled(algorithm: str, seen: spaces.Space, done: spaces.Space, **options: A
 TARGETS = {"target_update_interval": 12, "exploration_fraction": 0.7}
 CHOICE = spaces.Discrete(3)
 NORMALIZE = {"normalize_observations": True, "normalize_rewards": True}
-DOUBLES = spaces.Box(-5, 900, (3,), np.float64)
 NO_TIMEOUTS = {"handle_timeout_termination": False}
 
 

@@ -10,8 +10,8 @@ import sb3_contrib
 import stable_baselines3
 import torch as th
 from gymnasium import spaces
+from learner_kinds import LEARNERS, Kind, make
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
-from test_conformance import LEARNERS, Kind, make
 from toy_envs import SampledEnv
 
 import marl_sb3

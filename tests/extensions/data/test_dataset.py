@@ -12,11 +12,10 @@ import pytest
 from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
 from minari.dataset.minari_storage import MinariStorage
+from recordings import BOX, TWO
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.data.dataset import joint_episodes, read_policy_data, recorded_policies
-
-BOX, TWO = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
 
 
 def buffer(length: int, fill: float = 0.0, **infos: Any) -> EpisodeBuffer:

@@ -20,8 +20,8 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from odd_files import content
+from recordings import BOX, TWO
 from small_trainings import same_weights
-from test_dataset import BOX, TWO
 from turn_env import Move, TurnEnv, TurnPlan
 
 import marl_sb3

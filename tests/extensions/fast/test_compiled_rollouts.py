@@ -210,11 +210,6 @@ class Counts(BaseCallback):
         self.calls = self.n_calls, self.num_timesteps
 
 
-class SeesEpisodes(MultiAgentCallback):
-    def on_episode_end(self, episode: Any) -> None:
-        assert len(episode.steps("a").rewards) == episode.length
-
-
 class SeesSteps(BaseCallback):
     def _on_step(self) -> bool:
         assert self.locals["step"].rewards.shape == (3, 2)

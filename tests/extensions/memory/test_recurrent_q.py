@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
+from cells import CELLS, SMALL
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -19,16 +20,6 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.memory.sequences import SequenceBatch
 
 MEMORY = {"net_arch": [4], "lstm_hidden_size": 3, "n_lstm_layers": 2}
-SMALL: dict[str, Any] = {
-    "buffer_size": 200,
-    "learning_starts": 99,
-    "batch_size": 8,
-    "train_freq": 2,
-    "burn_in": 2,
-    "sequence_length": 3,
-    "gamma": 0.5,
-}
-CELLS = ("lstm", "gru")
 
 
 def in_turns(**more: Any) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
+from cells import CELLS, SMALL
 from gymnasium import spaces
-from test_recurrent_q import CELLS, SMALL
 from toy_envs import Forces
 
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, RecurrentSAC, make_vec_env
