@@ -22,16 +22,11 @@ from marl_sb3.core.vec_env.step import ActionMasks, VecStep
 from marl_sb3.doors import ENV_KINDS
 from marl_sb3.errors import CheckpointError, EnvRaisedError, described
 from marl_sb3.extensions.remote.processes.channel import Heartbeat
-from marl_sb3.extensions.remote.processes.messages import packed_result
+from marl_sb3.extensions.remote.processes.messages import not_the_first, packed_result
 from marl_sb3.extensions.remote.processes.serve import Link
 from marl_sb3.extensions.remote.workers.spec import Event, Shown, WorkerSpec, WorkerState, polling_s
 from marl_sb3.extensions.remote.workers.steps import Extras, SharedArrays
 from marl_sb3.types import AgentID, Array
-
-
-class FirstEnvMadeError(Exception):
-    """The first env of a worker was made, and a later one was not: the index of that env, and its error."""
-
 
 # --- Separate envs ---------------------------------------------------------------------------------------------------
 
@@ -115,7 +110,8 @@ class _SeparateWorkerEnvs(SyncVecEnv):
         except EnvRaisedError as error:
             if index == self._spec.first_index:
                 raise
-            raise FirstEnvMadeError(index, error) from error
+            accepted = f"n_workers={self._spec.num_envs_of_all}, one for each env"
+            raise not_the_first(error, accepted, "n_workers") from error
         self._heartbeat.advance()
         return env
 
