@@ -98,7 +98,6 @@ class _SeparateWorkerEnvs(SyncVecEnv):
     def __init__(self, spec: WorkerSpec, heartbeat: Heartbeat) -> None:
         self._spec, self._heartbeat = spec, heartbeat
         super().__init__(self._make, spec.num_envs, spec.seed, spec.first_index)
-        self._infos: dict[int, Mapping[str, Any]] = {}
         self.lost = {}
         for slot in self._slots:
             slot.envs, slot.heartbeat = self, heartbeat
@@ -127,19 +126,12 @@ class _SeparateWorkerEnvs(SyncVecEnv):
     def settle_masks(self, masked: Mapping[int, bool]) -> VecStep:
         """Take the decision of the main process, and return the latest step with its masks."""
         self._masks.settle(masked)
-        if len(self._infos) == self.num_envs:
-            self._latest = replace(self.latest, action_masks=self._masks.read(self._slots, self._infos))
+        latest = self.latest
+        of_step = {row: latest.infos[row] for row in np.flatnonzero(latest.stepped).tolist()}
+        infos = {**of_step, **latest.reset_infos}
+        if len(infos) == self.num_envs:  # else the state that was restored has the masks
+            self._latest = replace(latest, action_masks=self._masks.read(self._slots, infos))
         return self.latest
-
-    def _masks_after(self, infos: Sequence[Mapping[str, Any]], reset_infos: Mapping[int, Mapping[str, Any]]) -> Any:
-        if not self._masks.idle:
-            self._infos = {**dict(enumerate(infos)), **reset_infos}
-        return super()._masks_after(infos, reset_infos)
-
-    def _reset_infos(self, env_indices: Any) -> dict[int, Mapping[str, Any]]:
-        infos = super()._reset_infos(env_indices)
-        self._infos.update(infos)
-        return infos
 
     def worker_state(self) -> WorkerState:
         """Return the state for `set_worker_state`."""
@@ -149,7 +141,6 @@ class _SeparateWorkerEnvs(SyncVecEnv):
 
     def set_worker_state(self, state: WorkerState) -> Mapping[int, str]:
         """See `MultiAgentVecEnv.set_state`."""
-        self._infos = {}
         return self._set_slots(state["slots"], state["action_masks"])
 
     def lose_different(self, shown: Shown) -> None:
