@@ -193,16 +193,17 @@ class Shard:
 
     # --- Envs --------------------------------------------------------------------------------------------------------
 
-    def call(self, name: str, env_indices: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
+    def call(self, env_indices: Sequence[int], name: str, args: Any, kwargs: Any) -> list[Any]:
         """See `MultiAgentVecEnv.call`; indices are counted within the shard."""
         with preserve_rng():
             return self._env.call(name, env_indices, *args, **kwargs)
 
-    def configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
+    def configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> list[None]:
         """See `MultiAgentVecEnv.configure`; indices are counted within the shard."""
         self._env.configure(env_indices, **settings)
         if not self._runner.has_begun:
             self._first_settings.append({"envs": list(env_indices), "settings": dict(settings)})
+        return [None for _ in env_indices]
 
     def close(self) -> None:
         """Close the envs."""
