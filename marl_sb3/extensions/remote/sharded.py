@@ -295,4 +295,5 @@ def shard_runners(settings: AnyRunners | None, n_shards: int) -> ShardRunners:
 
     require_fork("n_runners", settings, "0")
     modules = f"numba,{ShardHost.__module__}"  # most policies act by kernels
-    return ShardRunners(partial(LocalPool, host_in_a_process_of_its_own, modules, "runner", ROUND_TIMEOUT_S), settings)
+    here = partial(LocalPool, host_in_a_process_of_its_own, modules, "runner", ROUND_TIMEOUT_S)
+    return ShardRunners(here, settings, round_timeout_s=ROUND_TIMEOUT_S)
