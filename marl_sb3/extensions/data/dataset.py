@@ -225,7 +225,12 @@ def recorded_policies(directory: str | Path) -> dict[PolicyID, PolicyData]:
     if not os.path.lexists(folder / RECORDING):
         raise ConfigError(f"{folder} is no recording: it has no {RECORDING}; accepted: what --record wrote", key="data")
     with damage_named(folder):
-        counts = recording_counts(folder, _json(folder / RECORDING))
+        content = _json(folder / RECORDING)
+        if content["format"] != FORMAT:
+            raise ValueError(f"{RECORDING} has the format {shown(content['format'])}; accepted: {FORMAT}")
+        counts = {str(name): int(count) for name, count in content["episodes"].items()}
+        for name in counts:
+            require_file_name(f"{folder / RECORDING}: a folder", name, "data")
         require_own(folder, [f"{name}/" for name in counts])
     found = {}
     for data, count in [(read_policy_data(folder / name), count) for name, count in counts.items()]:
@@ -234,21 +239,6 @@ def recorded_policies(directory: str | Path) -> dict[PolicyID, PolicyData]:
             raise ConfigError(f"{folder} is damaged: {words}", key="data")
         found[data.policy_id] = replace(data, episodes=data.episodes[:count])
     return found
-
-
-def recording_counts(directory: Path, content: Any) -> dict[str, int]:
-    """Return folder -> number of episodes from what the `recording.json` of a directory holds.
-
-    Raises:
-        ValueError: it is of another format.
-        ConfigError: a folder lies elsewhere.
-    """
-    if content["format"] != FORMAT:
-        raise ValueError(f"{RECORDING} has the format {shown(content['format'])}; accepted: {FORMAT}")
-    counts = {str(name): int(count) for name, count in content["episodes"].items()}
-    for name in counts:
-        require_file_name(f"{directory / RECORDING}: a folder", name, "data")
-    return counts
 
 
 # --- Minari ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from marl_sb3.core.acting.actor import Acted
 from marl_sb3.core.mapping import PolicyMapping, PolicyRows, rows_of_policy
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.core.vec_env.observations import map_arrays
+from marl_sb3.core.vec_env.observations import map_arrays, put, taken
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.extensions.data.dataset import Recorded, RecordedEpisode
 from marl_sb3.extensions.data.store import EpisodeStore, PolicyKind
@@ -28,32 +28,37 @@ class Timeline:
     """The latest steps of all envs as arrays, (steps, E, ...) each; the oldest are dropped when nobody needs them."""
 
     def __init__(self) -> None:
-        self._arrays: dict[str, Array] = {}
+        self._arrays: dict[str, Observations] = {}
         self.room = _FIRST_STEPS  # for so many steps
         self.length = 0  # number of the present step
 
-    def put(self, name: str, values: Array) -> None:
+    def put(self, name: str, values: Observations) -> None:
         """Copy the values of the present step, (E, ...)."""
         there = self._arrays.get(name)
         if there is None:
-            there = self._arrays[name] = np.zeros((self.room, *values.shape), values.dtype)
-        there[self.length] = values
+            there = map_arrays(lambda each: np.zeros((self.room, *each.shape), each.dtype), values)
+            self._arrays[name] = there
+        put(values, there, self.length)
 
-    def of_env(self, name: str, first: int, env_index: int) -> Array | None:
+    def of_env(self, name: str, first: int, env_index: int) -> Any:
         """Return the values of one env from a step on, (steps, ...), as a view; None if there are none."""
         there = self._arrays.get(name)
-        return None if there is None else there[first : self.length, env_index]
+        return None if there is None else taken(there, (slice(first, self.length), env_index))
 
     def make_room(self, needed: int) -> int:
         """Drop steps: the last `needed` ones stay. There is room for as many again; returns the size of all arrays."""
-        first, kept = self.length - needed, self._arrays
-        self.room = max(self.room, 2 * needed)
-        for name, array in kept.items():
+        kept = slice(self.length - needed, self.length)
+        self.room, self.length, nbytes = max(self.room, 2 * needed), needed, 0
+
+        def moved(array: Array) -> Array:
+            nonlocal nbytes
             fresh = array if self.room == len(array) else np.empty((self.room, *array.shape[1:]), array.dtype)
-            fresh[:needed] = array[first : self.length]
-            self._arrays[name] = fresh
-        self.length = needed
-        return sum(array.nbytes for array in self._arrays.values())
+            fresh[:needed] = array[kept]
+            nbytes += fresh.nbytes
+            return fresh
+
+        self._arrays = {name: map_arrays(moved, values) for name, values in self._arrays.items()}
+        return nbytes
 
 
 class EpisodeRecorder:
@@ -122,11 +127,7 @@ class EpisodeRecorder:
         if timeline.length == timeline.room:
             self._make_room()
         for number, (seen, masks, done) in enumerate(zip(step.observations, step.action_masks, actions, strict=True)):
-            if isinstance(seen, dict):
-                for key, array in seen.items():
-                    timeline.put(f"seen{number}/{key}", array)
-            else:
-                timeline.put(f"seen{number}", seen)
+            timeline.put(f"seen{number}", seen)
             timeline.put(f"actions{number}", done)
             if masks is not None:
                 timeline.put(f"masks{number}", masks)
@@ -215,23 +216,19 @@ class EpisodeRecorder:
         self, rows: PolicyRows, number: int, env_index: int, of_env: Callable[[str], Any], chosen: Array, end: int
     ) -> RecordedEpisode:
         """Return the episode of the actions at the steps `chosen`, which ended at the step `end`."""
-        group, policy_id, space = rows.group_index, rows.policy_id, rows.group.observation_space
+        group, policy_id = rows.group_index, rows.policy_id
         column, of_group = rows.agent_columns[number], rows.group_columns[number]
         whole = len(chosen) == chosen[-1] + 1 - chosen[0]  # slices are copied faster
         places: Any = slice(int(chosen[0]), int(chosen[-1]) + 1) if whole else chosen
 
-        def taken(name: str, column: int) -> Any:
+        def at_actions(name: str, column: int) -> Any:
             values = of_env(name)
-            return None if values is None else values[:, column][places].copy()
+            return None if values is None else map_arrays(lambda each: each[:, column][places].copy(), values)
 
-        if isinstance(space, spaces.Dict):
-            seen: Recorded = {key: taken(f"seen{group}/{key}", of_group) for key in space.spaces}
-        else:
-            seen = taken(f"seen{group}", of_group)
         final = next((seen for step, seen in self._finals.get((env_index, column), ()) if step == end), None)
         rewards = of_env("rewards")[chosen[0] : end + 1, column]
-        actions = taken(f"actions{group}", of_group)
-        sampled = taken(f"sampled/{policy_id}", number)
+        actions = at_actions(f"actions{group}", of_group)
+        sampled = at_actions(f"sampled/{policy_id}", number)
         if sampled is not None and np.array_equal(sampled, actions):
             sampled = None
         return RecordedEpisode(
@@ -240,14 +237,14 @@ class EpisodeRecorder:
             episode_id="",
             env_index=env_index,
             seed=self._seeds[env_index],
-            observations=_with_last(seen, final),
+            observations=_with_last(at_actions(f"seen{group}", of_group), final),
             actions=actions,
             rewards=np.add.reduceat(rewards.astype(np.float64), chosen - chosen[0]),
             terminated=bool(of_env("terminated")[end, column]),
             truncated=bool(of_env("truncated")[end, column]),
-            log_probs=taken(f"log_probs/{policy_id}", number),
-            values=taken(f"values/{policy_id}", number),
-            action_masks=taken(f"masks{group}", of_group),
+            log_probs=at_actions(f"log_probs/{policy_id}", number),
+            values=at_actions(f"values/{policy_id}", number),
+            action_masks=at_actions(f"masks{group}", of_group),
             sampled_actions=sampled,
             steps=None if whole and chosen[0] == 0 else chosen,
         )

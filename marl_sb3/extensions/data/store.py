@@ -34,13 +34,13 @@ from marl_sb3.extensions.data.dataset import (
     METADATA,
     OWN_FILES,
     RECORDING,
+    PolicyData,
     RecordedEpisode,
     Space,
     damage_named,
     leaves_of,
     minari_storage,
-    read_policy_data,
-    recording_counts,
+    recorded_policies,
 )
 from marl_sb3.extensions.data.episode_files import MAIN, SHARD
 from marl_sb3.files.atomic import replaced_file, replaced_folder, sync_to_disk, write_whole
@@ -152,15 +152,13 @@ class EpisodeStore:
         for dataset in self._datasets.values():
             require_own(dataset.folder, OWN_FILES)
         with damage_named(self.directory):
-            content = json.loads(read_regular(self.directory / RECORDING))
-            counts = recording_counts(self.directory, content)
-            ours = {dataset.folder.parent.name: dataset for dataset in self._datasets.values()}
-            if counts.keys() != ours.keys():
-                there, here = ", ".join(counts), ", ".join(ours)
+            found = recorded_policies(self.directory)
+            if found.keys() != self._datasets.keys():
+                there, here = ", ".join(found), ", ".join(self._datasets)
                 raise _refused(self.directory, f"it is of the policies {there}; this run has {here}")
-            for dataset in ours.values():
-                _require_same(self.directory, dataset, counts[dataset.folder.parent.name])
-            self._restore(content)
+            for policy_id, dataset in self._datasets.items():
+                _require_same(self.directory, dataset, found[policy_id])
+            self._restore(json.loads(read_regular(self.directory / RECORDING)))
 
     # --- Episodes ----------------------------------------------------------------------------------------------------
 
@@ -285,11 +283,7 @@ def require_recordable(directory: Path, *, continues: bool) -> bool:
     return False
 
 
-def _require_same(directory: Path, dataset: _Dataset, episodes: int) -> None:
-    there = read_policy_data(dataset.folder)
-    if len(there.episodes) < episodes:
-        words = f"policy {there.policy_id!r} has {len(there.episodes)} episodes; {RECORDING} says {episodes}"
-        raise _refused(directory, words)
+def _require_same(directory: Path, dataset: _Dataset, there: PolicyData) -> None:
     own = json.loads(read_regular(dataset.folder / METADATA))["marl_sb3"]
     for what, found, wanted in (
         ("the agents", own["agents"], list(dataset.kind.agents)),

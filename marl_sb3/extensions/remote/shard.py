@@ -32,7 +32,7 @@ from marl_sb3.core.vec_env.seeding import Stream, fresh_seed, spawned
 from marl_sb3.core.vec_env.step import NO_FINAL_OBSERVATIONS, ArrayInfos, DictInfos, StepInfos, VecStep
 from marl_sb3.doors import imported
 from marl_sb3.errors import ConfigError, EnvRaisedError, VecEnvOrderError
-from marl_sb3.extensions.remote.processes.messages import known_error
+from marl_sb3.extensions.remote.processes.messages import known_error, not_the_first
 from marl_sb3.extensions.remote.processes.pool import versions
 from marl_sb3.extensions.remote.shard_experience import CopyShard, PolicyOrder, PolicyRollout, ShardPolicy
 from marl_sb3.extensions.remote.sharded_vec_env import EnvPlan
@@ -96,7 +96,6 @@ class ShardRollout:
     # the episodes that ended in each step; env indices are counted within the shard
     episodes: Sequence[Sequence[Episode]]
     policies: Mapping[PolicyID, PolicyRollout]  # policy id -> what it experienced
-    state: SavedShard  # the state of the shard afterwards
 
 
 # --- A shard ---------------------------------------------------------------------------------------------------------
@@ -168,7 +167,6 @@ class Shard:
             self._recorder.recorded(),
             self._recorder.episodes,
             {policy_id: policy.finish_round() for policy_id, policy in self._policies.items()},
-            self.saved(),
         )
 
     def _begin(self, order: RoundOrder) -> None:
@@ -195,20 +193,17 @@ class Shard:
 
     # --- Envs --------------------------------------------------------------------------------------------------------
 
-    def ask(self, method: str, *arguments: Any) -> tuple[Any, SavedShard]:
-        """Do `call` or `configure`; returns the result and the state afterwards."""
-        return getattr(self, method)(*arguments), self.saved()
-
-    def call(self, name: str, env_indices: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
+    def call(self, env_indices: Sequence[int], name: str, args: Any, kwargs: Any) -> list[Any]:
         """See `MultiAgentVecEnv.call`; indices are counted within the shard."""
         with preserve_rng():
             return self._env.call(name, env_indices, *args, **kwargs)
 
-    def configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
+    def configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> list[None]:
         """See `MultiAgentVecEnv.configure`; indices are counted within the shard."""
         self._env.configure(env_indices, **settings)
         if not self._runner.has_begun:
             self._first_settings.append({"envs": list(env_indices), "settings": dict(settings)})
+        return [None for _ in env_indices]
 
     def close(self) -> None:
         """Close the envs."""
@@ -278,7 +273,7 @@ class ShardHost:
         method: str | None,
         shards: Sequence[int],
         *arguments: Any,
-    ) -> tuple[dict[int, Inexact], dict[int, Any]]:
+    ) -> tuple[dict[int, Inexact], dict[int, tuple[Any, SavedShard] | None]]:
         """Restore the states of some shards, then call a method of these and other shards.
 
         Args:
@@ -289,7 +284,8 @@ class ShardHost:
             arguments: of the method.
 
         Returns:
-            Shard -> what could not be restored exactly, and shard -> what the method returned.
+            Shard -> what could not be restored exactly; and shard -> what the method returned, with the state of the
+            shard afterwards, None without a method.
 
         Raises:
             MarlSb3Error: the first error of a shard, whose message names the shard.
@@ -299,7 +295,10 @@ class ShardHost:
         for number in set(self._shards) - set(kept):
             self._shards.pop(number).close()
         inexact = {number: self._call(number, "restore", state) for number, state in saved.items()}
-        return inexact, {number: method and self._call(number, method, *arguments) for number in shards}
+        if method is None:
+            return inexact, dict.fromkeys(shards)
+        results = {number: self._call(number, method, *arguments) for number in shards}
+        return inexact, {number: (result, self._call(number, "saved")) for number, result in results.items()}
 
     def _call(self, number: int, method: str, *arguments: Any) -> Any:
         try:
@@ -316,11 +315,7 @@ class ShardHost:
         except EnvRaisedError as error:
             if not self._shards and str(error).startswith("env 0:"):
                 raise
-            raise ConfigError(
-                f"{error}; this process has made other envs before; accepted, if it can make only one: as many shards "
-                "and runners as envs",
-                key="n_shards",
-            ) from error
+            raise not_the_first(error, "as many shards and runners as envs", "n_shards") from error
 
     versions = staticmethod(versions)  # those of this process
 

@@ -99,23 +99,21 @@ class ShardRunners:
             EnvError: an env broke the `ParallelEnv` contract.
             RunnersLostError: no process is left, or one shard has ended several of them.
         """
-        inexact, rollouts = self._work("roll_out", list(self.saved), self._pool.share(order))
-        self._keep({shard: rollout.state for shard, rollout in rollouts.items()}, inexact)
+        rollouts = self._called("roll_out", list(self.saved), self._pool.share(order))
         return [rollouts[shard] for shard in self.saved]
 
     def ask(self, shard: int, method: str, *arguments: Any) -> Any:
         """See `ShardedRunner.ask`."""
-        inexact, results = self._work("ask", [shard], method, *arguments)
-        result, state = results[shard]
-        self._keep({shard: state}, inexact)
-        return result
+        return self._called(method, [shard], *arguments)[shard]
 
-    def _keep(self, states: Mapping[int, SavedShard], inexact: Mapping[int, Inexact]) -> None:
-        """Keep new states, and log what was lost with processes on the way to them."""
-        self.saved.update(states)
+    def _called(self, method: str, shards: Sequence[int], *arguments: Any) -> dict[int, Any]:
+        """Call a method of shards, keep their states afterwards, and log what was lost with processes meanwhile."""
+        inexact, results = self._work(method, shards, *arguments)
+        self.saved.update({shard: state for shard, (_, state) in results.items()})
         for shard, reasons in inexact.items():
             for index, why in reasons.items():
                 _log.warning("inexact: a new episode begins in env %d of shard %d: %s", index, shard, why)
+        return {shard: result for shard, (result, _) in results.items()}
 
     # --- Work --------------------------------------------------------------------------------------------------------
 

@@ -293,9 +293,7 @@ def shard_runners(settings: AnyRunners | None, n_shards: int) -> ShardRunners:
 
         return ShardRunners(on_ray, number, settings.start_timeout_s, settings.round_timeout_s)
 
-    def here() -> ProcessPool:
-        modules = f"numba,{ShardHost.__module__}"  # most policies act by kernels
-        require_fork("n_runners", settings, "0")
-        return LocalPool(host_in_a_process_of_its_own, modules, "runner", ROUND_TIMEOUT_S)
-
+    require_fork("n_runners", settings, "0")
+    modules = f"numba,{ShardHost.__module__}"  # most policies act by kernels
+    here = partial(LocalPool, host_in_a_process_of_its_own, modules, "runner", ROUND_TIMEOUT_S)
     return ShardRunners(here, settings, round_timeout_s=ROUND_TIMEOUT_S)

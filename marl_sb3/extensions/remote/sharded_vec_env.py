@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -137,26 +137,21 @@ class ShardedVecEnv(MultiAgentVecEnv):
                 with preserve_rng():
                     self._example = self.plan.probe()
             return [self._example.call(name, [0], *args, **kwargs)[0] for _ in env_indices]
-        results: dict[int, Any] = {}
-        for shard, places, inner in self._by_shard(env_indices):
-            results.update(zip(places, self._asked(shard, "call", name, inner, args, kwargs), strict=True))
-        return [results[place] for place in range(len(env_indices))]
+        return self._of_envs("call", env_indices, name, args, kwargs)
 
     def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
-        for shard, _, inner in self._by_shard(env_indices):
-            self._asked(shard, "configure", inner, settings)
+        self._of_envs("configure", env_indices, settings)
 
-    def _by_shard(self, env_indices: Sequence[int]) -> Iterator[tuple[int, list[int], list[int]]]:
-        """Yield each shard that has some of these envs, with their places in the list and their indices in it."""
-        size = self.plan.shard_size
-        for shard in sorted({index // size for index in env_indices}):
-            places = [place for place, index in enumerate(env_indices) if index // size == shard]
-            yield shard, places, [env_indices[place] % size for place in places]
-
-    def _asked(self, shard: int, method: str, *arguments: Any) -> Any:
+    def _of_envs(self, method: str, env_indices: Sequence[int], *arguments: Any) -> list[Any]:
+        """Ask the shards of these envs; returns the result of each env."""
         if self.shards is None:
             raise VecEnvOrderError("the shards are not there yet; make a MultiAgentAlgorithm of these envs first")
-        return self.shards.ask(shard, method, *arguments)
+        size, results = self.plan.shard_size, dict[int, Any]()
+        for shard in sorted({index // size for index in env_indices}):
+            places = [place for place, index in enumerate(env_indices) if index // size == shard]
+            inner = [env_indices[place] % size for place in places]
+            results.update(zip(places, self.shards.ask(shard, method, inner, *arguments), strict=True))
+        return [results[place] for place in range(len(env_indices))]
 
     _reset = _refused("reset()")
     _send = _recv = _refused("step()")

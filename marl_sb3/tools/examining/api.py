@@ -132,7 +132,7 @@ class _EnvProcess:
         self._starter = ForkServer(_MODULES) if factory is None else Forker()
         if factory is not None:
             _factories[job.env] = factory
-        request = packed_request("run", (ProcessContext.here(imports=True), by_value((_examine, (job,)))))
+        request = packed_request("make", (ProcessContext.here(imports=True), by_value((_examine, (job,)))))
         self._worker = Worker(
             "the env's process",
             lambda: self._starter,

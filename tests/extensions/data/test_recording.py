@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from gymnasium import spaces
 from odd_files import content
 from recordings import BOX, TWO
 from small_trainings import same_weights
+from toy_envs import TwoKinds
 from turn_env import Move, TurnEnv, TurnPlan
 
 import marl_sb3
 from marl_sb3 import MultiAgentCallback, estimate_policies
+from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.make import make_vec_env
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
@@ -237,18 +240,10 @@ def test_an_evaluation_records_the_counted_episodes(recorded: Any, tmp_path: Pat
 # --- Turns, lives and spaces -----------------------------------------------------------------------------------------
 
 
-def test_rewards_between_turns_belong_to_the_action_before_and_agents_may_live_again(tmp_path: Path) -> None:
-    """Dora is paid 2 while adam moves; she ends, lives again, and moves once more."""
-    moves = [
-        Move("dora", {"dora": 1}),
-        Move("adam", {"dora": 2, "adam": 5}),
-        Move("dora", {"dora": 4}, {"dora": "terminated"}),
-        Move("adam", {"adam": 6}, joins=["dora"]),
-        Move("dora", {"dora": 8}),
-    ]
-    env = make_vec_env(lambda: TurnEnv([[TurnPlan(moves)]]), 1, 0)
-    policy_of = dict.fromkeys(env.agents, "all")
-    recorder, store = recorder_of(env, policy_of, tmp_path / "turns", "turns")
+def joints_of(env: MultiAgentVecEnv, folder: Path) -> list[Mapping[str, RecordedEpisode]]:
+    """What is recorded of the first episode of one env, with actions of zeros; each group has a policy."""
+    policy_of = {agent: str(number) for number, group in enumerate(env.groups) for agent in group.agents}
+    recorder, store = recorder_of(env, policy_of, folder, "env")
     step = env.reset()
     recorder.begin_episodes(step)
     for _ in range(30):
@@ -259,8 +254,27 @@ def test_rewards_between_turns_belong_to_the_action_before_and_agents_may_live_a
         if step.episode_done.any():
             break
     store.flush()
-    found = [{agent: e.rewards.tolist() for agent, e in joint.items()} for joint in joint_episodes(tmp_path / "turns")]
+    return list(joint_episodes(folder))
+
+
+def test_rewards_between_turns_belong_to_the_action_before_and_agents_may_live_again(tmp_path: Path) -> None:
+    """Dora is paid 2 while adam moves; she ends, lives again, and moves once more."""
+    moves = [
+        Move("dora", {"dora": 1}),
+        Move("adam", {"dora": 2, "adam": 5}),
+        Move("dora", {"dora": 4}, {"dora": "terminated"}),
+        Move("adam", {"adam": 6}, joins=["dora"]),
+        Move("dora", {"dora": 8}),
+    ]
+    env = make_vec_env(lambda: TurnEnv([[TurnPlan(moves)]]), 1, 0)
+    found = [{agent: e.rewards.tolist() for agent, e in joint.items()} for joint in joints_of(env, tmp_path / "turns")]
     assert found == [{"dora": [3, 4], "adam": [5, 6]}, {"dora": [8]}]
+
+
+def test_agents_with_other_spaces_are_recorded_beside_each_other(tmp_path: Path) -> None:
+    (joint,) = joints_of(make_vec_env(TwoKinds, 1, 0), tmp_path / "kinds")
+    assert {agent: each.observations.shape for agent, each in joint.items()} == {"a": (3, 3), "b": (4, 2), "c": (2, 3)}
+    assert joint["b"].observations[:, 1].tolist() == [0, 1, 2, 3]
 
 
 class Mixed(gymnasium.Env[Any, Any]):

@@ -124,6 +124,12 @@ def known_error(error: Exception, where: str = "") -> Exception:
     return kind(where + words)
 
 
+def not_the_first(error: Exception, accepted: str, key: str) -> ConfigError:
+    """Return the error for an env that could not be made in a process that has made others: it may make only one."""
+    words = f"{error}; this process has made other envs before; accepted, if it can make only one: {accepted}"
+    return ConfigError(words, key=key)
+
+
 # --- Log records, warnings and output --------------------------------------------------------------------------------
 
 _REGISTRY: Any = {}  # of the warnings that were shown: several workers give the same ones

@@ -52,8 +52,7 @@ class Link:
 def serve(connection: int, status: int, *descriptors: int) -> None:
     """Answer requests until the main process closes the connection, asks for `close`, or has ended.
 
-    The first request is `make`, whose result is served, or `run`, whose result is the answer and the end. The arguments
-    are descriptors: see `Link`.
+    The first request is `make`, whose result is served. The arguments are descriptors: see `Link`.
     """
     _set_up(status)
     link = Link(connection, status, descriptors)
@@ -83,8 +82,6 @@ def _answer(link: Link, message: Message) -> tuple[int, bytes, bool]:
         name, arguments = pickle.loads(message.payload)
         if name == "make":
             link.served, result = _made(link, *arguments), None
-        elif name == "run":
-            result, ends = _made(link, *arguments), True
         else:
             result, ends = getattr(link.served, name)(*arguments), name == "close"
         link.heartbeat.advance()

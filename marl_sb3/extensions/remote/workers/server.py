@@ -22,16 +22,11 @@ from marl_sb3.core.vec_env.step import ActionMasks, VecStep
 from marl_sb3.doors import ENV_KINDS
 from marl_sb3.errors import CheckpointError, EnvRaisedError, described
 from marl_sb3.extensions.remote.processes.channel import Heartbeat
-from marl_sb3.extensions.remote.processes.messages import packed_result
+from marl_sb3.extensions.remote.processes.messages import not_the_first, packed_result
 from marl_sb3.extensions.remote.processes.serve import Link
 from marl_sb3.extensions.remote.workers.spec import Event, Shown, WorkerSpec, WorkerState, polling_s
 from marl_sb3.extensions.remote.workers.steps import Extras, SharedArrays
 from marl_sb3.types import AgentID, Array
-
-
-class FirstEnvMadeError(Exception):
-    """The first env of a worker was made, and a later one was not: the index of that env, and its error."""
-
 
 # --- Separate envs ---------------------------------------------------------------------------------------------------
 
@@ -103,7 +98,6 @@ class _SeparateWorkerEnvs(SyncVecEnv):
     def __init__(self, spec: WorkerSpec, heartbeat: Heartbeat) -> None:
         self._spec, self._heartbeat = spec, heartbeat
         super().__init__(self._make, spec.num_envs, spec.seed, spec.first_index)
-        self._infos: dict[int, Mapping[str, Any]] = {}
         self.lost = {}
         for slot in self._slots:
             slot.envs, slot.heartbeat = self, heartbeat
@@ -115,7 +109,8 @@ class _SeparateWorkerEnvs(SyncVecEnv):
         except EnvRaisedError as error:
             if index == self._spec.first_index:
                 raise
-            raise FirstEnvMadeError(index, error) from error
+            accepted = f"n_workers={self._spec.num_envs_of_all}, one for each env"
+            raise not_the_first(error, accepted, "n_workers") from error
         self._heartbeat.advance()
         return env
 
@@ -131,19 +126,12 @@ class _SeparateWorkerEnvs(SyncVecEnv):
     def settle_masks(self, masked: Mapping[int, bool]) -> VecStep:
         """Take the decision of the main process, and return the latest step with its masks."""
         self._masks.settle(masked)
-        if len(self._infos) == self.num_envs:
-            self._latest = replace(self.latest, action_masks=self._masks.read(self._slots, self._infos))
+        latest = self.latest
+        of_step = {row: latest.infos[row] for row in np.flatnonzero(latest.stepped).tolist()}
+        infos = {**of_step, **latest.reset_infos}
+        if len(infos) == self.num_envs:  # else the state that was restored has the masks
+            self._latest = replace(latest, action_masks=self._masks.read(self._slots, infos))
         return self.latest
-
-    def _masks_after(self, infos: Sequence[Mapping[str, Any]], reset_infos: Mapping[int, Mapping[str, Any]]) -> Any:
-        if not self._masks.idle:
-            self._infos = {**dict(enumerate(infos)), **reset_infos}
-        return super()._masks_after(infos, reset_infos)
-
-    def _reset_infos(self, env_indices: Any) -> dict[int, Mapping[str, Any]]:
-        infos = super()._reset_infos(env_indices)
-        self._infos.update(infos)
-        return infos
 
     def worker_state(self) -> WorkerState:
         """Return the state for `set_worker_state`."""
@@ -153,7 +141,6 @@ class _SeparateWorkerEnvs(SyncVecEnv):
 
     def set_worker_state(self, state: WorkerState) -> Mapping[int, str]:
         """See `MultiAgentVecEnv.set_state`."""
-        self._infos = {}
         return self._set_slots(state["slots"], state["action_masks"])
 
     def lose_different(self, shown: Shown) -> None:

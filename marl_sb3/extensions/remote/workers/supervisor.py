@@ -26,7 +26,7 @@ from marl_sb3.extensions.remote.processes.worker import (
     WorkerRefusedError,
     stacks_of,
 )
-from marl_sb3.extensions.remote.workers.server import EnvServer, Facts, FirstEnvMadeError
+from marl_sb3.extensions.remote.workers.server import EnvServer, Facts
 from marl_sb3.extensions.remote.workers.spec import Event, Shown, WorkerSpec, WorkerState, polling_s
 from marl_sb3.types import Array, BoolArray, Observations
 
@@ -210,8 +210,6 @@ class Supervisor:
                 "for open files, ulimit -u for processes)",
                 key="n_workers",
             ) from error
-        except FirstEnvMadeError as error:
-            raise self._explained(*error.args) from None
 
     def _make_request(self, spec: WorkerSpec) -> bytes:
         try:
@@ -225,23 +223,6 @@ class Supervisor:
                 key="n_workers",
             ) from error
         return packed_request("make", (self._context, packed))
-
-    def _explained(self, env_index: int, error: Exception) -> Exception:
-        """Find out whether an env that could not be made after another one can be made alone."""
-        number = next(number for number, spec in enumerate(self._specs) if env_index in spec.indices)
-        worker = self.workers[number]
-        worker.end()
-        worker.make = self._make_request(replace(self._specs[number], first_index=env_index, num_envs=1))
-        try:
-            worker.start()
-            worker.result(worker.receive())
-        except Exception:
-            return error
-        return ConfigError(
-            f"n_workers is {len(self.workers)}, but only one such env can be made in a process: {error}; accepted: "
-            f"n_workers={self._specs[0].num_envs_of_all}, one for each env",
-            key="n_workers",
-        )
 
     def set_in_all(self, name: str, *arguments: Any) -> None:
         """Do a request in all workers, and in those that replace them."""

@@ -46,11 +46,13 @@ def _is_small(space: spaces.Space[Any]) -> bool:
         return False
 
 
-def _vector(space: spaces.Space[Any], value: Any) -> Array | None:
-    """Return an observation or an action as a vector; None if it does not fit its space."""
+def _table(space: spaces.Space[Any], values: Sequence[Any]) -> Array | None:
+    """Return observations or actions as the rows of a table; None if they are large, or do not fit their space."""
+    if not _is_small(space):
+        return None
     try:
-        return np.ravel(spaces.flatten(space, value))  # type: ignore[arg-type]
-    except (TypeError, ValueError, KeyError, NotImplementedError):
+        return np.array([np.ravel(spaces.flatten(space, value)) for value in values], float)  # type: ignore[arg-type]
+    except (TypeError, ValueError, KeyError):  # also lengths that change
         return None
 
 
@@ -166,18 +168,13 @@ def _jumps(evidence: Evidence, agent: AgentID) -> str | None:
 
 def _is_seen(evidence: Evidence, agent: AgentID, episodes: Sequence[PlayedEpisode]) -> bool:
     """Return whether rewards are linear in observations, or may be: there are too few for so many numbers."""
-    space = evidence.observation_spaces[agent]
-    if not _is_small(space):
-        return True
     steps = [step for episode in episodes for step in episode.steps[1:]]
     both = [(step.observations.get(agent), step.rewards.get(agent)) for step in steps]
-    known = [(_vector(space, seen), float(paid)) for seen, paid in both if seen is not None and paid is not None]
-    vectors = [vector for vector, _ in known if vector is not None]
-    if len(vectors) < len(known):
+    known = [(seen, float(paid)) for seen, paid in both if seen is not None and paid is not None]
+    seen = _table(evidence.observation_spaces[agent], [seen for seen, _ in known])
+    if seen is None or len(seen) < 2 * (seen.shape[1] + 1):
         return True
-    table, rewards = np.array([[*vector, 1.0] for vector in vectors], float), np.array([paid for _, paid in known])
-    if len(table) < 2 * table.shape[1]:
-        return True
+    table, rewards = np.column_stack([seen, np.ones(len(seen))]), np.array([paid for _, paid in known])
     weights = np.linalg.lstsq(table, rewards, rcond=None)[0]
     return bool(np.var(rewards - table @ weights) < 0.05 * np.var(rewards))
 
@@ -201,16 +198,13 @@ def _explained_changes(evidence: Evidence, agent: AgentID) -> str | None:
 def _regression(evidence: Evidence, episode: PlayedEpisode, agent: AgentID) -> Array | None:
     """Return a row per step: 1, two observations, the action and the squares of these; reward, its change."""
     steps, rewards = _shown(episode, agent), episode.rewards(agent)
-    if not _is_small(evidence.observation_spaces[agent]) or len(steps) < 5 or len(rewards) < len(steps) - 1:
+    if len(steps) < 5 or len(rewards) < len(steps) - 1:
         return None
-    seen: list[Any] = [_vector(evidence.observation_spaces[agent], step.observations[agent]) for step in steps]
-    chosen: list[Any] = [_vector(evidence.action_spaces[agent], step.actions[agent]) for step in steps[1:]]
-    if any(vector is None for vector in (*seen, *chosen)):
+    seen = _table(evidence.observation_spaces[agent], [step.observations[agent] for step in steps])
+    chosen = _table(evidence.action_spaces[agent], [step.actions[agent] for step in steps[1:]])
+    if seen is None or chosen is None:
         return None
-    try:
-        x: Any = np.array([[*seen[n], *seen[n - 1], *chosen[n - 1]] for n in range(2, len(steps))], float)
-    except ValueError:  # lengths that change
-        return None
+    x = np.column_stack([seen[2:], seen[1:-1], chosen[1:]])
     change = np.diff(rewards[: len(steps) - 1])
     return np.column_stack([np.ones(len(x)), x, x**2, rewards[1 : len(steps) - 1], change])
 

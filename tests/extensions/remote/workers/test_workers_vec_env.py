@@ -196,8 +196,9 @@ def test_what_travels_with_a_factory() -> None:
         (
             OncePerProcess,
             {"n_workers": 1},
-            r"^n_workers is 1, but only one such env can be made in a process: env 1: making .*:OncePerProcess "
-            r"raised RuntimeError: the simulator runs already \(.*\); accepted: n_workers=2, one for each env$",
+            r"^env 1: making .*:OncePerProcess "
+            r"raised RuntimeError: the simulator runs already \(.*\); this process has made other envs before; "
+            r"accepted, if it can make only one: n_workers=2, one for each env$",
         ),
     ],
 )
