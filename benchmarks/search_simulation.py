@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -27,13 +26,12 @@ from command_line import add_count, parser
 from measure import Report, Setting
 
 from marl_sb3.runs.building import resolved
-from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.tools.tuning.api import prepare_study
 from marl_sb3.tools.tuning.finals import decide, plan_race
 from marl_sb3.tools.tuning.space import Space
 from marl_sb3.tools.tuning.study import TuneStudy
 from marl_sb3.tools.tuning.trials import enqueue_missing, run_final, run_trial
-from marl_sb3.tools.tuning.workers import GoesOn, TrainedRun, work
+from marl_sb3.tools.tuning.workers import TrainedRun, TrainingRequest, work
 
 SPREAD, TRAINING_SD, EVALUATION_SD = 3.1, 3.0, 2.5
 DISTANCES = (0.1, 0.25, 0.5)  # of the peak from the preset in each parameter, as a share of its range
@@ -86,8 +84,9 @@ class Pretence:
     truth: Truth
     params_of: Any
 
-    def __call__(self, config: TrainConfig, folder: Path, _: Any, goes_on: GoesOn | None) -> TrainedRun:
+    def __call__(self, request: TrainingRequest) -> TrainedRun:
         """See `Train`."""
+        config, goes_on = request.config, request.goes_on
         assert config.seed is not None
         rng = np.random.default_rng([config.seed, 7])
         end = self.truth.of(self.params_of(resolved(config))) + rng.normal(0.0, TRAINING_SD)
@@ -106,7 +105,7 @@ class Pretence:
             )
             if goes_on is not None and not goes_on(results[-1]):
                 break
-        return TrainedRun(folder, False, results[-1], results, None)
+        return TrainedRun(results[-1], results)
 
 
 def search(seed: int, trials: int) -> dict[str, float]:

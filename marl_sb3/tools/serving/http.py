@@ -109,11 +109,16 @@ class _Uvicorn(uvicorn.Server):
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await asyncio.sleep(_LAST_REQUESTS_S)  # connections that have come are accepted
-        self._accepting.cancel()
-        await asyncio.wait([self._accepting])
         for listening in sockets or []:
+            with suppress(NotImplementedError):  # of Windows
+                asyncio.get_running_loop().remove_reader(listening)
+            with suppress(OSError):  # none waits any more; without this, those that have just come would be reset
+                for _ in range(self.limits.connections):
+                    self._admit(listening.accept()[0])
             listening.close()
         await asyncio.sleep(_LAST_REQUESTS_S)  # their requests are read
+        self._accepting.cancel()  # not before: one that it has accepted would be lost with it
+        await asyncio.wait([self._accepting])
         for opening in self._opening:
             opening.cancel()
         await super().shutdown(sockets)
@@ -121,19 +126,22 @@ class _Uvicorn(uvicorn.Server):
     async def _accept(self, listening: socket.socket) -> None:
         """Accept connections; without free descriptors, asyncio's servers would fill the log and answer nobody."""
         loop = asyncio.get_running_loop()
-        while True:
+        while listening.fileno() >= 0:
             try:
                 connection, _ = await loop.sock_accept(listening)
             except OSError as error:
                 _log.warning("a connection is not accepted: %s", error)
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
-            if len(self._opening) >= self.limits.connections:
-                self._opening.popitem(last=False)[0].cancel()  # the one whose handshake began first
-            opening = asyncio.create_task(self._open(connection))
-            self._opening[opening] = None
-            opening.add_done_callback(lambda done: self._opening.pop(done, None))
+            self._admit(connection)
             await asyncio.sleep(0)  # it begins now: one that is cancelled before would not close the connection
+
+    def _admit(self, connection: socket.socket) -> None:
+        if len(self._opening) >= self.limits.connections:
+            self._opening.popitem(last=False)[0].cancel()  # the one whose handshake began first
+        opening = asyncio.create_task(self._open(connection))
+        self._opening[opening] = None
+        opening.add_done_callback(lambda done: self._opening.pop(done, None))
 
     async def _open(self, connection: socket.socket) -> None:
         """Give a connection to its protocol, after the TLS handshake if there is one."""
