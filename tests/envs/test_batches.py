@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -17,7 +17,7 @@ from marl_sb3.core.envs.registry import env_factory, make_env
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.step import VecStep
-from marl_sb3.envs.batches import vector_envs
+from marl_sb3.envs.batches import JaxEnv, jax_envs, vector_envs
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array
 
@@ -245,6 +245,32 @@ def test_an_episode_follows_from_its_seed_alone_and_goes_on_from_a_state(env_id:
     fresh = make_vec_env(env_id, E, seed=9)
     assert fresh.set_state(StateReader(kept, num_envs=E)) == {}
     assert [plain(fresh.step(drawn_actions(fresh, np.random.default_rng(k)))) for k in range(30)] == expected
+
+
+def test_keys_of_jax_may_be_part_of_a_state() -> None:
+    jax = pytest.importorskip("jax")
+
+    class Dice(JaxEnv):
+        """Shows a throw of a die, whose key is the state; an episode ends with a six."""
+
+        name = "dice"
+        spaces: ClassVar[Any] = {"agent": (spaces.Discrete(6), spaces.Discrete(2))}
+
+        def reset(self, key: Any) -> Any:
+            key = jax.random.key(jax.random.randint(key, (), 0, 1000))
+            return {"agent": jax.random.randint(key, (), 0, 6)}, key
+
+        def step(self, key: Any, state: Any, actions: Any) -> Any:
+            state = jax.random.fold_in(state, actions["agent"])
+            throw = jax.random.randint(state, (), 0, 6)
+            of_agent = [{"agent": each} for each in (throw * 1.0, throw == 5, throw > 6)]
+            return {"agent": throw}, state, *of_agent
+
+    env, other = (make_vec_env(jax_envs(Dice), E, seed=seed) for seed in (0, 1))
+    env.reset()
+    other.set_state(StateReader(env.get_state(), num_envs=E))
+    one, again = ([plain(each.step([np.full((E, 1), k % 2)])) for k in range(10)] for each in (env, other))
+    assert one == again
 
 
 def test_jaxmarl_pays_in_simple_spread_what_the_distances_say() -> None:

@@ -55,18 +55,13 @@ class AdaptedBatch(BatchedEnv):
 
         They get the dtypes of the spaces; libraries count choices in 32 bits.
         """
-        return self._by_group(
-            [_stacked([of_agents[agent] for agent in group], self._spaces[group[0]][0]) for group in self.groups]
-        )
+        stacked = [_stacked([of_agents[agent] for agent in own], self._spaces[own[0]][0]) for own in self.groups]
+        return tuple(stacked) if len(stacked) > 1 else stacked[0]
 
     def masks_by_group(self, of_agents: Mapping[AgentID, Any]) -> Any:
         """Stack the action masks of agents, (E, n), in the same way."""
-        return self._by_group(
-            [np.stack([np.asarray(of_agents[a], np.bool_) for a in group], axis=1) for group in self.groups]
-        )
-
-    def _by_group(self, stacked: Sequence[Any]) -> Any:
-        return tuple(stacked) if len(stacked) > 1 else stacked[0]
+        masks = [np.stack([np.asarray(of_agents[agent], np.bool_) for agent in own], axis=1) for own in self.groups]
+        return tuple(masks) if len(masks) > 1 else masks[0]
 
     def by_agent(self, actions: Any) -> dict[AgentID, Array]:
         """Take the actions of a step apart: agent -> (E, ...)."""
@@ -100,7 +95,7 @@ class OneOfBatch(FixedSpaces, ParallelEnv):  # type: ignore[misc]  # PettingZoo 
         seed = int(np.random.SeedSequence().generate_state(1)[0] >> 1) if seed is None else seed
         self.batch.reset([0], [seed], *([] if not options else [[options]]))
         self.agents = list(self.possible_agents)
-        return self._shown(self.agents), self._infos(self.agents, {})
+        return self._of(self.agents, self.batch.observations()), self._infos(self.agents, {})
 
     def step(self, actions: Mapping[AgentID, Any]) -> tuple[dict[AgentID, Any], ...]:
         """Take a step with the actions of the agents that have not ended."""
@@ -116,7 +111,8 @@ class OneOfBatch(FixedSpaces, ParallelEnv):  # type: ignore[misc]  # PettingZoo 
             for array in (step.rewards, step.terminated, step.truncated)
         )
         self.agents = [agent for agent in acting if not (terminated[agent] or truncated[agent])]
-        return self._shown(acting), rewards, terminated, truncated, self._infos(acting, step.infos)
+        seen = self._of(acting, self.batch.observations())
+        return seen, rewards, terminated, truncated, self._infos(acting, step.infos)
 
     def _of(self, agents: Sequence[AgentID], grouped: Any) -> dict[AgentID, Any]:
         """Take what a batch returns for its groups apart: agent -> its array of the only env."""
@@ -127,9 +123,6 @@ class OneOfBatch(FixedSpaces, ParallelEnv):  # type: ignore[misc]  # PettingZoo 
             for column, agent in enumerate(group)
             if agent in agents
         }
-
-    def _shown(self, agents: Sequence[AgentID]) -> dict[AgentID, Any]:
-        return self._of(agents, self.batch.observations())
 
     def _infos(self, agents: Sequence[AgentID], given: Mapping[AgentID, Mapping[str, Array]]) -> dict[AgentID, Any]:
         infos = {agent: {key: array[0] for key, array in given.get(agent, {}).items()} for agent in agents}

@@ -61,7 +61,15 @@ class JaxBatch(AdaptedBatch):
         self._begin, self._advance, self._masks = map(jax.jit, (self._begun, self._stepped, jax.vmap(env.masks)))
         # Structure, shapes and dtypes of all that an env is, without running it.
         like = jax.eval_shape(jax.vmap(self._fresh), np.zeros(num_envs, np.uint32))
-        self._all = jax.tree.map(lambda each: jax.numpy.zeros(each.shape, each.dtype), like)
+        self._all = jax.tree.map(self._blank, like)
+
+    def _is_key(self, leaf: Any) -> bool:
+        return bool(self._jax.numpy.issubdtype(leaf.dtype, self._jax.dtypes.prng_key))
+
+    def _blank(self, like: Any) -> Any:
+        """Return what stands in the place of an array, or of keys, before the first reset."""
+        random, numpy = self._jax.random, self._jax.numpy
+        return random.split(random.key(0), like.shape) if self._is_key(like) else numpy.zeros(like.shape, like.dtype)
 
     def _fresh(self, seed: Any) -> Any:
         """Begin an episode of one env: its key, state and what the agents see."""
@@ -118,8 +126,7 @@ class JaxBatch(AdaptedBatch):
 
     def _plain(self, leaf: Any) -> Array:
         """Return the array of a leaf; that of the data of keys."""
-        is_key = self._jax.numpy.issubdtype(leaf.dtype, self._jax.dtypes.prng_key)
-        return np.array(self._jax.random.key_data(leaf) if is_key else leaf)
+        return np.array(self._jax.random.key_data(leaf) if self._is_key(leaf) else leaf)
 
     @override
     def set_state(self, state: StateReader) -> None:
@@ -127,7 +134,7 @@ class JaxBatch(AdaptedBatch):
         given = state.like("leaves", [self._plain(leaf) for leaf in leaves])
         wrapped = [
             self._jax.random.wrap_key_data(own, impl=self._jax.random.key_impl(leaf))
-            if self._jax.numpy.issubdtype(leaf.dtype, self._jax.dtypes.prng_key)
+            if self._is_key(leaf)
             else self._jax.numpy.asarray(own)
             for own, leaf in zip(given, leaves, strict=True)
         ]
