@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from marl_sb3.core.config.values import Count, PositiveInt, require
 from marl_sb3.core.metrics.names import Result, flatten
@@ -126,7 +127,9 @@ class CheckpointCallback(MultiAgentCallback):
             "opposed": None if self._opposition is None or self._is_mixed else self._opposition.words(),
             "unfit": _MIXED if self._is_mixed else None,
         }
-        about = {**algorithm.about(), "score": score}
+        policies: dict[str, Any] = dict(algorithm.policies)
+        paths = {name: each.described_path() for name, each in policies.items() if hasattr(each, "described_path")}
+        about = {**algorithm.about(), "score": score, "paths": paths}
         state, tensors = algorithm.get_state()
         self.latest = self._folder.save(algorithm.iteration, state, tensors, about, self._keep)
         self._saved_at = algorithm.iteration

@@ -174,7 +174,6 @@ def test_a_training_learns_in_a_batch_and_is_the_same_each_time() -> None:
         algorithm = MultiAgentAlgorithm(env, n_steps=32, batch_size=32, seed=1)
         algorithm.learn(256)
         parameters = algorithm.policies["shared"].get_parameters()["policy"]
-        env.close()
         return {name: tensor.tolist() for name, tensor in parameters.items()}
 
     assert trained() == trained()

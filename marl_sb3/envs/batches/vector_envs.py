@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -37,11 +37,13 @@ class VectorEnvBatch(AdaptedBatch):
         ConfigError: it begins the next episode in the step after the last one of an episode, and in no other way.
     """
 
+    _resets_apart: ClassVar[bool] = False  # whether `_begin` begins episodes in some of the envs without a mask
+
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         mode = env.metadata.get("autoreset_mode")
         self._mode = getattr(mode, "value", mode)
         takes_mask = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)) or self._mode == _DISABLED
-        if self._mode != _SAME_STEP and not (takes_mask or self._resets_apart()):
+        if self._mode != _SAME_STEP and not (takes_mask or self._resets_apart):
             raise ConfigError(
                 f"the vector env {type(env.unwrapped).__name__} has the autoreset mode {self._mode or 'NextStep'}: the "
                 "action in the first step of an episode is lost; accepted: the modes Disabled (then it takes "
@@ -57,10 +59,6 @@ class VectorEnvBatch(AdaptedBatch):
         self._ended: BoolArray = np.zeros(env.num_envs, np.bool_)  # in the latest step, and not reset since
         self._next: Any = None  # in the mode SAME_STEP, those of the episodes that have begun
         self._masks: BoolArray | None = None
-
-    def _resets_apart(self) -> bool:
-        """Whether `_begin` begins episodes in some of the envs."""
-        return False
 
     @override
     def reset(
@@ -195,13 +193,11 @@ class EnvPoolBatch(VectorEnvBatch):
         env_kwargs: of the task, such as `num_threads`, `frame_skip`, `stack_num`.
     """
 
+    _resets_apart = True
+
     def __init__(self, task: str, num_envs: int, **env_kwargs: Any) -> None:
         self._task, self._env_kwargs = task, env_kwargs
         super().__init__(self._make(num_envs, [0] * num_envs))
-
-    @override
-    def _resets_apart(self) -> bool:
-        return True
 
     def _make(self, num_envs: int, seeds: Sequence[int]) -> Any:
         import envpool

@@ -1,6 +1,6 @@
 """What chooses actions, takes steps and computes updates, in a sentence each; why that is slow, and what to set.
 
-The first lines of a run, `-v`, `verbose=1` and the tables in docs/how_to/speed.md take their words from here.
+The first lines of a run, `-v`, `verbose=1`, `report` and the tables in docs/how_to/speed.md take their words from here.
 `coverage`, `compiled_rollouts` and `rollout_processing` find out which reason applies.
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
@@ -16,10 +17,11 @@ import yaml
 from marl_sb3.core.config.values import EXTERNAL, counted
 from marl_sb3.core.metrics.names import flatten
 from marl_sb3.core.metrics.statistics import sample_stats
-from marl_sb3.errors import ConfigError, MarlSb3Error
+from marl_sb3.errors import CheckpointError, ConfigError, MarlSb3Error
 from marl_sb3.extensions.display.page import Html, Page, note, prose, table, words
 from marl_sb3.extensions.display.tables import Table
 from marl_sb3.extensions.display.text import duration, markdown_text, number, short
+from marl_sb3.extensions.store.checkpoint_format import read_manifest
 from marl_sb3.files.regular import is_regular, read_regular
 from marl_sb3.results.curves import Curve, Figure, Panel, draw_up
 from marl_sb3.results.drawing import with_notes
@@ -69,6 +71,15 @@ class RunData:
     def problems(self) -> list[Problem]:
         """What looks wrong in it."""
         return find_problems(self.record.columns, begins_trained=self.config.init_from is not None)
+
+    def computed_by(self) -> dict[str, str]:
+        """Say what chose the actions and computed the updates of each policy, as the newest checkpoint tells."""
+        checkpoints = RunFolder(self.folder).checkpoints
+        for name in reversed(checkpoints.names()):
+            with suppress(CheckpointError):  # it is damaged, or is of a version that did not tell it
+                paths = read_manifest(checkpoints.path / name).fields("about").fields("paths")
+                return {policy: paths.string(policy) for policy in paths.names()}
+        return {}
 
     @property
     def final_return(self) -> float | None:
@@ -284,6 +295,7 @@ def _summary(run: RunData) -> list[tuple[str, object]]:
         ("return, sum over agents", run.record.last(RETURN)),
         ("best in the training", float(np.nanmax(best)) if np.isfinite(best).any() else None),
         ("latest evaluation", run.record.last(_EVALUATED)),
+        *((f"policy {policy}", path) for policy, path in list(run.computed_by().items())[:_MOST_POLICIES]),
         ("run folder", str(run.folder)),
     ]
     return [(name, value) for name, value in rows if value is not None]
