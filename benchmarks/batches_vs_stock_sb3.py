@@ -20,7 +20,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from command_line import add_count, add_names, parser
-from measure import Comparison, Report, Setting, take_turns
+from measure import Comparison, Report, Setting, cores, take_turns
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.env_util import make_vec_env as make_sb3_vec_env
@@ -36,7 +36,7 @@ STOCK, OURS = "stock SB3", "marl_sb3"
 SETTING = Setting(
     what=f"{N_ENVS} envs",
     hyperparameters=HYPERPARAMETERS,
-    threads="as many as each side starts",
+    threads="stock SB3: as many as it starts; marl_sb3: 1, or one for each core with images, as SB3 does",
     changes={"A": "the batch of envs, and the loop of the rollout", "B": "fused networks where there are no images"},
     packages=("marl_sb3", "stable-baselines3", "torch", "numpy", "gymnasium"),
 )
@@ -113,7 +113,8 @@ def our_training(case: Case, iterations: int, seed: int) -> float:
     """Measure `MultiAgentAlgorithm` with one agent, in env steps per second."""
     env = marl_sb3.make_vec_env(case.batch, N_ENVS, seed=seed)
     specs = {"policy": marl_sb3.PolicySpec(policy=case.policy, **HYPERPARAMETERS)}
-    algorithm = marl_sb3.MultiAgentAlgorithm(env, specs, seed=seed, device="cpu")
+    n_threads = cores() if case.policy == "CnnPolicy" else 1  # small networks are slower with more
+    algorithm = marl_sb3.MultiAgentAlgorithm(env, specs, seed=seed, device="cpu", n_threads=n_threads)
     try:
         return N_STEPS * N_ENVS * iterations_per_s(algorithm, iterations)
     finally:
