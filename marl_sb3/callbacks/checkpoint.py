@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from marl_sb3.core.metrics.names import Result, flatten
 from marl_sb3.core.metrics.opposition import Opposition
 from marl_sb3.core.state.state import State, StateReader
 from marl_sb3.core.training.algorithm import MultiAgentCallback
+from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.hooks.episodes import RunningEpisode
 from marl_sb3.extensions.store.checkpoint_folder import CheckpointFolder
 from marl_sb3.files.paths import as_path
@@ -127,8 +129,10 @@ class CheckpointCallback(MultiAgentCallback):
             "opposed": None if self._opposition is None or self._is_mixed else self._opposition.words(),
             "unfit": _MIXED if self._is_mixed else None,
         }
-        policies: dict[str, Any] = dict(algorithm.policies)
-        paths = {name: each.described_path() for name, each in policies.items() if hasattr(each, "described_path")}
+        policies, paths = dict[str, Any](algorithm.policies), dict[str, str]()
+        for name, each in policies.items():
+            with suppress(AttributeError, ConfigError):  # others' algorithms; what the kernels refuse ends the training
+                paths[name] = each.described_path()
         about = {**algorithm.about(), "score": score, "paths": paths}
         state, tensors = algorithm.get_state()
         self.latest = self._folder.save(algorithm.iteration, state, tensors, about, self._keep)

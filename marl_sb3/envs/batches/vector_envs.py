@@ -42,8 +42,9 @@ class VectorEnvBatch(AdaptedBatch):
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         mode = env.metadata.get("autoreset_mode")
         self._mode = getattr(mode, "value", mode)
-        takes_mask = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)) or self._mode == _DISABLED
-        if self._mode != _SAME_STEP and not (takes_mask or self._resets_apart):
+        is_gymnasiums = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+        self._takes_some = is_gymnasiums or self._mode == _DISABLED or self._resets_apart
+        if self._mode != _SAME_STEP and not self._takes_some:
             raise ConfigError(
                 f"the vector env {type(env.unwrapped).__name__} has the autoreset mode {self._mode or 'NextStep'}: the "
                 "action in the first step of an episode is lost; accepted: the modes Disabled (then it takes "
@@ -57,7 +58,7 @@ class VectorEnvBatch(AdaptedBatch):
         super().__init__(env.num_envs, agent_spaces, metadata, env.render_mode)
         self._seen: Any = None  # the observations, (E, ...)
         self._ended: BoolArray = np.zeros(env.num_envs, np.bool_)  # in the latest step, and not reset since
-        self._next: Any = None  # in the mode SAME_STEP, those of the episodes that have begun
+        self._next: Any = None  # in the mode SAME_STEP, those of the episodes that have begun, and their masks
         self._masks: BoolArray | None = None
 
     @override
@@ -67,7 +68,10 @@ class VectorEnvBatch(AdaptedBatch):
         if options is not None and any(each != options[0] for each in options):
             raise ConfigError(f"reset options {list(options)}: a vector env takes the same ones for all envs")
         if self._mode == _SAME_STEP and self._ended[list(env_indices)].all():
-            self._seen = self._next
+            self._seen, self._masks = self._next
+        elif len(env_indices) < self.num_envs and not self._takes_some:
+            words = f"{type(self.env.unwrapped).__name__} cannot begin episodes in some envs, before it has ended them"
+            raise ConfigError(f"episode_horizon: {words}; accepted: none", key="episode_horizon")
         else:
             self._read_masks(self._begin(env_indices, seeds, dict(options[0]) if options else {}))
         self._ended[list(env_indices)] = False
@@ -89,10 +93,12 @@ class VectorEnvBatch(AdaptedBatch):
     def step(self, actions: Array) -> BatchedStep:
         self._seen, rewards, terminated, truncated, infos = self.env.step(actions[:, 0])
         self._ended = np.asarray(terminated | truncated, np.bool_)
-        if self._mode == _SAME_STEP and self._ended.any():
-            self._next = self._seen
-            self._seen = with_rows(self._seen, np.flatnonzero(self._ended).tolist(), self._final(infos))
         self._read_masks(infos)
+        if self._mode == _SAME_STEP and self._ended.any():
+            self._next = self._seen, self._masks
+            self._seen = with_rows(self._seen, np.flatnonzero(self._ended).tolist(), self._final(infos))
+            if self._masks is not None:  # what could have been done next is not told
+                self._masks = self._masks | self._ended[:, None]
         return BatchedStep(
             np.asarray(rewards).reshape(-1, 1),
             np.asarray(terminated, np.bool_).reshape(-1, 1),

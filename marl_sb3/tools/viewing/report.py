@@ -76,7 +76,8 @@ class RunData:
         """Say what chose the actions and computed the updates of each policy, as the newest checkpoint tells."""
         checkpoints = RunFolder(self.folder).checkpoints
         for name in reversed(checkpoints.names()):
-            with suppress(CheckpointError):  # it is damaged, or is of a version that did not tell it
+            # It is damaged, or is of a version that did not tell it.
+            with suppress(CheckpointError, RecursionError):
                 paths = read_manifest(checkpoints.path / name).fields("about").fields("paths")
                 return {policy: paths.string(policy) for policy in paths.names()}
         return {}
