@@ -7,11 +7,14 @@ rollouts, and LSTMs of 64 in `recurrent_ppo_64`; `ppo_images` trains SB3's CnnPo
 minibatches of 256 and four epochs, as rl-baselines3-zoo does for Atari games. Rollouts and updates are both timed.
 Three sides take turns in one process: the stock class on SB3's `DummyVecEnv`; marl_sb3's class on the same vec env;
 `MultiAgentAlgorithm` with one agent. The first rollout of each turn is not counted. MaskablePPO gets masks that allow
-every action. CPU time is measured because other programs on the machine affect it less than wall-clock time.
+every action. CPU time is measured because other programs on the machine affect it less than wall-clock time. A turn
+with images has a process of its own: marl_sb3 lets the process keep the memory of minibatches, and stock SB3 would gain
+from it.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -126,11 +129,20 @@ def with_joint_loop(case: Case, env_steps: int, n_steps: int, seed: int) -> floa
 def sides_of(case: Case, env_steps: int) -> dict[str, Callable[[int], float]]:
     """Return side -> function that measures it in a turn, given the number of the turn."""
     n_steps = min(case.n_steps, env_steps // N_ENVS)
-    return {
+    sides: dict[str, Callable[[int], float]] = {
         STOCK: partial(with_sb3_loop, case, case.stock, env_steps, n_steps),
         IN_PLACE: partial(with_sb3_loop, case, case.ours, env_steps, n_steps),
         JOINT: partial(with_joint_loop, case, env_steps, n_steps),
     }
+    if case.policy != "CnnPolicy":
+        return sides
+    return {name: partial(in_own_process, side) for name, side in sides.items()}
+
+
+def in_own_process(side: Callable[[int], float], seed: int) -> float:
+    """Measure a side in a fork of this process."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(side, (seed,))
 
 
 def row(name: str, rates: Comparison) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import resource
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,7 @@ from toy_envs import RandomEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.extensions.fast.torch_updates import channels_last, has_faster_images
+from marl_sb3.extensions.fast.torch_updates import channels_last, has_faster_images, keep_freed_memory
 
 TOLERANCE = 1e-2  # of the distance moved; a ReLU next to its kink may fall on its other side
 TINY = {"features_extractor_kwargs": {"features_dim": 16}}
@@ -119,3 +121,14 @@ def test_images_keep_their_numbers_and_a_failed_update_leaves_the_optimizer_as_i
         model.train()
     assert model.policy.optimizer.param_groups[0]["fused"] is None
     assert "get" not in vars(model.rollout_buffer)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left as they are")
+def test_the_memory_of_a_minibatch_is_used_again_without_new_pages() -> None:
+    def new_pages() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        th.zeros(10 << 20).add_(1.0)  # 40 MB: 10,000 pages that the system would clear anew
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    keep_freed_memory()
+    assert [new_pages() for _ in range(6)][-1] < 1000
