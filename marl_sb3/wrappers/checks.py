@@ -164,7 +164,7 @@ def observation_fault(space: spaces.Space[Any], value: Any) -> str | None:
 
 def reward_fault(reward: Any) -> str | None:
     """Describe why `reward` is not a finite number, as the end of a sentence; None if it is one."""
-    if type(reward) is float and -LARGEST_FLOAT32 <= reward <= LARGEST_FLOAT32:  # fast path: NumPy takes longer
+    if isinstance(reward, float) and -LARGEST_FLOAT32 <= reward <= LARGEST_FLOAT32:  # fast path: NumPy takes longer
         return None
     try:
         number = np.asarray(reward)

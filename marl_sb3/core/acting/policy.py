@@ -150,7 +150,7 @@ def decision_of(
     space, actions = algorithm.action_space, sampled
     if isinstance(space, spaces.Box):
         squashes = algorithm.policy.squash_output
-        actions = algorithm.policy.unscale_action(sampled) if squashes else np.clip(sampled, space.low, space.high)
+        actions = algorithm.policy.unscale_action(sampled) if squashes else sampled.clip(space.low, space.high)
     return Decision(actions, states, sampled, values, log_probs)
 
 

@@ -260,7 +260,7 @@ class EnvSlot:
                 reward, flags = rewards[agent], (terminated[agent], truncated[agent])
             except (KeyError, IndexError, TypeError):
                 raise self._missing(agent, returned) from None
-            if type(reward) is not float or not -LARGEST_FLOAT32 <= reward <= LARGEST_FLOAT32:
+            if not isinstance(reward, float) or not -LARGEST_FLOAT32 <= reward <= LARGEST_FLOAT32:
                 self._check_reward(agent, reward)
             if flags[0] or flags[1]:
                 ends[agent] = bool(flags[0]), bool(flags[1])

@@ -76,6 +76,7 @@ class FusedPolicy:
         pi, vf = (Net(table, activation, LINEAR) for table in tables)
         of_trunk = ACTIVATIONS.index(type(shared[-1])) if common else LINEAR
         trunk = Net(layer_table(common, self.copies.addresses()), of_trunk, of_trunk)
+        self._log_std: FloatArray | None = log_std[0].detach().numpy() if log_std else None
         address = log_std[0].data_ptr() if log_std else 0
         # its nets as the kernels take them
         self.nets = kernel.Nets(trunk, pi, vf, address, self.is_gaussian, self.sizes)
@@ -157,32 +158,29 @@ class FusedPolicy:
         """
         shape = steps, rows, int(self.nets.pi.table[-1, 1])
         if self._of_rollout is None or self._of_rollout[0].shape != shape:
-            noise, is_plain = th.empty(shape), not self.is_gaussian and len(self.sizes) == 1
-            draws = [step.exponential_ if is_plain else partial(self._draw, step) for step in noise]
-            self._of_rollout = noise.numpy(), draws
+            noise = th.empty(shape)
+            self._of_rollout = noise.numpy(), [self._draw_of(step) for step in noise]
         return self._of_rollout
 
-    def _draw(self, noise: th.Tensor) -> None:
-        """Fill (rows, outputs of the actor) with the random numbers that the policy's `forward` would draw.
+    def _draw_of(self, noise: th.Tensor) -> Callable[[], Any]:
+        """Return what fills (rows, outputs of the actor) with the numbers that the policy's `forward` would draw.
 
         torch.multinomial draws one sample as the index of the largest p / e, with exponential e for each part.
         """
         if self.is_gaussian:
-            noise.copy_(th.normal(th.zeros(noise.shape), th.ones(noise.shape)))
-        elif len(self.sizes) == 1:
-            noise.exponential_()
-        else:
-            for part in th.split(noise, self.sizes.tolist(), dim=1):
-                part.copy_(th.empty(part.shape).exponential_())
+            return noise.normal_
+        if len(self.sizes) == 1:
+            return noise.exponential_
+        parts = th.split(noise, self.sizes.tolist(), dim=1)
+        return lambda: [part.copy_(th.empty(part.shape).exponential_()) for part in parts]
 
     def _sample(
         self, outputs: FloatArray, values: FloatArray, action_masks: BoolArray | None
     ) -> tuple[Array, FloatArray, FloatArray]:
         """Return actions, (rows, *action shape), values and log-probabilities from the outputs of actor and critic."""
         rows = len(outputs)
-        if self.is_gaussian:
-            log_std = self.policy.log_std.detach().numpy()
-            actions, log_probs = sample_gaussian(outputs, log_std, np.exp(log_std), self._noise(rows))
+        if self._log_std is not None:
+            actions, log_probs = sample_gaussian(outputs, self._log_std, np.exp(self._log_std), self._noise(rows))
         else:
             actions, log_probs = sample(outputs, _allowed(action_masks, rows), self.sizes, self._noise(rows))
         return actions.reshape(rows, *self._action_shape), values.reshape(-1).copy(), log_probs

@@ -314,5 +314,5 @@ def unscaled_actions(algorithm: Any, actions: FloatArray) -> Array:
 
 def standard_normal(rows: int, size: int) -> FloatArray:
     """(rows, size) float32 numbers, drawn as `torch.distributions.Normal` draws them."""
-    noise: FloatArray = th.normal(th.zeros(rows, size), th.ones(rows, size)).numpy()
+    noise: FloatArray = th.empty(rows, size).normal_().numpy()
     return noise
