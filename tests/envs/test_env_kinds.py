@@ -135,6 +135,20 @@ def test_what_holds_several_envs_is_refused(name: str) -> None:
             make_vec_env(env)
 
 
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("gym.core", "of gym, .*shimmy.GymV26CompatibilityV0.env=env., or shimmy.GymV21"),
+        ("dm_env._environment", r"of dm_env; .*shimmy.DmControlCompatibilityV0\(env\); pip install shimmy"),
+    ],
+)
+def test_an_env_of_an_older_interface_is_refused_with_what_wraps_it(module: str, words: str) -> None:
+    base = type("Env", (), {"__module__": module})
+    with pytest.raises(ConfigError, match=f"the env is a Maze {words}"):
+        make_vec_env(type("Maze", (base,), {}))
+    assert make_vec_env(type("Wrapped", (Pair, base), {})).agents == ("agent_0", "agent_1")
+
+
 def test_dead_agents_that_act_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     tuples._warn_of_dead_agents.cache_clear()
     make_vec_env(lambda: black_death_v3(ScriptedEnv()), n_envs=2)
