@@ -134,15 +134,30 @@ class TupleKind(EnvKind):
 KIND = TupleKind()
 
 
+_SB3 = "stable_baselines3.common.vec_env.base_vec_env"
+# The module of a base class of envs -> what these are, and what makes an env of Gymnasium of one.
+_OTHERS: Mapping[str, tuple[str, str]] = {
+    "gym.core": (
+        "of gym, which Gymnasium has replaced",
+        "GymV26CompatibilityV0(env=env), or shimmy.GymV21CompatibilityV0(env=env) where step() returns four values",
+    ),
+    "dm_env._environment": ("of dm_env", "DmControlCompatibilityV0(env)"),
+}
+
+
 class SeveralKind(EnvKind):
-    """Objects that step several envs at once, which are refused in words: envs come one by one."""
+    """What is refused in words: objects that step several envs at once, and envs with another interface."""
 
     what = "a gymnasium.Env"
 
     def recognises(self, env: Any) -> bool:
-        """Whether it is a vectorised env of Gymnasium, SB3 or EnvPool; the latter two are not imported for that."""
+        """Whether it is a vectorised env of Gymnasium, SB3 or EnvPool, or an env of gym or dm_env.
+
+        Only Gymnasium is imported for that.
+        """
         is_of_envpool = hasattr(env, "all_env_ids") and not isinstance(env, type)
-        return isinstance(env, gymnasium.vector.VectorEnv) or _is_of_sb3(env) or is_of_envpool
+        is_other = _base(env) != "" and not isinstance(env, gymnasium.Env)
+        return isinstance(env, gymnasium.vector.VectorEnv) or is_other or is_of_envpool
 
     def as_parallel(self, env: Any) -> ParallelEnv:
         """Refuse it.
@@ -150,9 +165,13 @@ class SeveralKind(EnvKind):
         Raises:
             ConfigError: always.
         """
+        if (base := _base(env)) in _OTHERS:
+            of, way = _OTHERS[base]
+            words = f"the env is a {type(env).__name__} {of}; accepted: a factory of an env of Gymnasium, such as"
+            raise ConfigError(f"{words} shimmy.{way}; pip install shimmy", key="env")
         words = f"the env is a {type(env).__name__}, which holds several envs; accepted: a factory of one env, of which"
         more = ", or marl_sb3.envs.batches.vector_envs of what makes it; see docs/how_to/batches.md"
-        if _is_of_sb3(env):
+        if base == _SB3:
             more = "; algorithms of SB3 take it as it is; see docs/coming_from/sb3.md"
         if type(env).__module__.startswith("supersuit."):
             more = ", without pettingzoo_env_to_vec_env_v1 and concat_vec_envs_v1; see docs/coming_from/pettingzoo.md"
@@ -182,10 +201,9 @@ class DeadActKind(EnvKind):
 DEAD_ACT = DeadActKind()
 
 
-def _is_of_sb3(env: Any) -> bool:
-    """Whether it is an SB3 `VecEnv`; SB3 is not imported for that."""
-    of_sb3 = ("stable_baselines3.common.vec_env.base_vec_env", "VecEnv")
-    return any((base.__module__, base.__qualname__) == of_sb3 for base in type(env).__mro__)
+def _base(env: Any) -> str:
+    """The module of the base class of an env of SB3, gym or dm_env, none of which is imported; "" for another one."""
+    return next((base.__module__ for base in type(env).__mro__ if base.__module__ in (_SB3, *_OTHERS)), "")
 
 
 def _agents(env: gymnasium.Env[Any, Any]) -> int:

@@ -135,6 +135,14 @@ def test_what_holds_several_envs_is_refused(name: str) -> None:
             make_vec_env(env)
 
 
+def test_an_env_of_gym_or_dm_env_is_refused_with_what_wraps_it() -> None:
+    for module, way in ("gym.core", r"GymV26CompatibilityV0\(env=env\), or"), ("dm_env._environment", "DmControlC"):
+        base = type("Env", (), {"__module__": module})
+        with pytest.raises(ConfigError, match=f"env is a Maze of .*; accepted: .* shimmy.{way}.*pip install shimmy"):
+            make_vec_env(type("Maze", (base,), {}))
+        assert make_vec_env(type("Wrapped", (Pair, base), {})).agents == ("agent_0", "agent_1")
+
+
 def test_dead_agents_that_act_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     tuples._warn_of_dead_agents.cache_clear()
     make_vec_env(lambda: black_death_v3(ScriptedEnv()), n_envs=2)
@@ -225,22 +233,10 @@ def test_the_steps_are_the_same_in_workers_to_which_the_kind_is_sent() -> None:
     there.close()
 
 
-class Lakes(EnvKind):
-    what = "a lake"
-
-    def recognises(self, env: Any) -> bool:
-        return isinstance(env, gymnasium.Env)
-
-    def as_parallel(self, env: Any) -> Any:
-        return DialEnv(Dial())
-
-
-def test_the_kind_that_was_added_last_is_asked_first() -> None:
-    lake = EXAMPLES["gymnasium"]
-    assert isinstance(make_env(lake, 0, {}), SingleAgentEnv)
-    ENV_KINDS.add("lakes", Lakes())
-    assert isinstance(make_env(lake, 0, {}), DialEnv)
-    ENV_KINDS.remove("lakes")
+def test_the_kind_that_was_added_last_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(make_env(EXAMPLES["gymnasium"], 0, {}), SingleAgentEnv)
+    monkeypatch.setattr(DialKind, "recognises", lambda _, env: isinstance(env, gymnasium.Env))
+    assert isinstance(make_env(EXAMPLES["gymnasium"], 0, {}), DialEnv)
 
 
 class Parallel(ParallelEnv, gymnasium.Env):  # type: ignore[type-arg,misc]

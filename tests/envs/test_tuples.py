@@ -39,28 +39,21 @@ def test_parts_of_the_tuples_are_those_of_the_agents() -> None:
     assert env.agents == []
 
 
-def test_one_reward_is_that_of_each_agent_and_too_few_are_refused() -> None:
+def stepping(*returned: Any) -> Any:
+    """What a step of two agents tells, whose env returns these rewards and ends."""
     env = TupleEnv(Pair())
     env.reset(seed=0)
-    env.env.step = lambda actions: ((0, 0), 2.5, False, False, {})  # type: ignore[method-assign]
-    assert env.step({"agent_0": 0, "agent_1": 0})[1] == {"agent_0": 2.5, "agent_1": 2.5}
-    env.env.step = lambda actions: ((0, 0), [2.5], False, False, {})  # type: ignore[method-assign]
+    env.env.step = lambda actions: ((0, 0), *returned, {})  # type: ignore[method-assign]
+    return [list(each.values()) for each in env.step({"agent_0": 0, "agent_1": 0})[1:4]]
+
+
+def test_one_reward_is_that_of_each_agent_and_a_list_of_ends_is_one_if_all_agree() -> None:
+    assert stepping(2.5, False, False) == [[2.5, 2.5], [False, False], [False, False]]
+    assert stepping([1.0, 2.0], [True, True], np.array([False, False])) == [[1.0, 2.0], [True, True], [False, False]]
     with pytest.raises(ValueError, match=r"1 rewards; accepted: 2, one of each agent"):
-        env.step({"agent_0": 0, "agent_1": 0})
-
-
-def test_a_list_of_ends_is_one_end_if_all_agree() -> None:
-    env = TupleEnv(Pair())
-    env.reset(seed=0)
-    env.env.step = lambda actions: ((0, 0), 1.0, [False, False], np.array([False, False]), {})  # type: ignore[method-assign]
-    *_, terminated, truncated, _ = env.step({"agent_0": 0, "agent_1": 0})
-    assert terminated == truncated == {"agent_0": False, "agent_1": False}
-    assert env.agents == ["agent_0", "agent_1"]
-    env.env.step = lambda actions: ((0, 0), 1.0, [True, False], False, {})  # type: ignore[method-assign]
+        stepping([2.5], False, False)
     with pytest.raises(ValueError, match=r"terminated is \[True, False\]; accepted: one for all agents"):
-        env.step({"agent_0": 0, "agent_1": 0})
-    env.env.step = lambda actions: ((0, 0), 1.0, [True, True], False, {})  # type: ignore[method-assign]
-    assert env.step({"agent_0": 0, "agent_1": 0})[2] == {"agent_0": True, "agent_1": True}
+        stepping(1.0, [True, False], False)
 
 
 def test_tuples_alone_do_not_make_several_agents() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import gymnasium
@@ -77,11 +78,8 @@ def episodes_of(env: Any, steps: int, **settings: Any) -> list[tuple[float, int]
     return [(each.agent_returns["agent"], each.length) for each in tracker.episodes if each.env_index == 1]
 
 
-def monitored(counting: Callable[[Any], Any], wrappers: list[Callable[[Any], Any]]) -> Any:
-    env = counting(Game())
-    for wrapper in wrappers:
-        env = wrapper(env)
-    return env
+def wrapped(env: Any, wrappers: list[Callable[[Any], Any]]) -> Any:
+    return reduce(lambda inner, wrapper: wrapper(inner), wrappers, env)
 
 
 def known(wrappers: list[Callable[[Any], Any]], steps: int) -> list[tuple[float, int]]:
@@ -96,10 +94,7 @@ def known(wrappers: list[Callable[[Any], Any]], steps: int) -> list[tuple[float,
         return reset(**arguments)
 
     monitor.reset = noted
-    env: Any = monitor
-    for wrapper in wrappers:
-        env = wrapper(env)
-    vec_env = DummyVecEnv([lambda: env])
+    vec_env = DummyVecEnv([lambda: wrapped(monitor, wrappers)])
     vec_env.reset()
     for number in range(steps):
         vec_env.step(np.array([number % 3]))
@@ -148,7 +143,7 @@ def test_metrics_hooks_and_evaluation_see_whole_games() -> None:
 @pytest.mark.parametrize("counting", [Monitor, RecordEpisodeStatistics])
 def test_a_monitor_beneath_wrappers_says_what_an_episode_is(counting: Callable[[Any], Any]) -> None:
     wrappers = STACKS["all of them"][1]
-    assert episodes_of(lambda: monitored(counting, wrappers), 200) == known(wrappers, 200)
+    assert episodes_of(lambda: wrapped(counting(Game()), wrappers), 200) == known(wrappers, 200)
     clipped = episodes_of(lambda: ClipRewardEnv(Game()), 60)  # without one, they are those of the outermost wrapper
     assert clipped == [(20.0, 30), (20.0, 30)]
 
@@ -170,16 +165,10 @@ def test_several_rewards_become_one() -> None:
 
 
 def test_captions_of_videos_show_what_the_env_pays() -> None:
-    made = wrapping_factory(Drawn, named_wrappers(f"{ATARI}.ClipRewardEnv"))
+    drawn = type("Drawn", (Game,), {"render": lambda _: np.zeros((8, 8, 3), np.uint8)})
+    made = wrapping_factory(drawn, named_wrappers(f"{ATARI}.ClipRewardEnv"))
     film: Any = FilmedEnv(make_env(made, 0, {}), lambda frame: None, 1)
     film.reset(seed=0)
     for _ in range(3):
         film.step({"agent": 2})
     assert film._scene.returns == {"agent": 18.0}
-
-
-class Drawn(Game):
-    """Renders, which a film needs."""
-
-    def render(self) -> Any:
-        return np.zeros((8, 8, 3), np.uint8)

@@ -23,9 +23,10 @@ _INSTALLED = tuple(
     os.path.join(folder, "")
     for folder in (
         str(Path(__file__).parents[2]),  # the folder of this package
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")),
     )
 )
+_PACKAGES = {"site-packages", "dist-packages"}  # of this Python, of the user's home, or on PYTHONPATH
 
 
 def raise_in_words(error: BaseException, call: str, where: str) -> None:
@@ -79,7 +80,8 @@ def in_words(error: BaseException, call: str) -> str:
 def _place(error: BaseException) -> str:
     """The innermost line of the user's code in the traceback; the innermost line of all if there is none."""
     lines = [(frame.f_code, number) for frame, number in traceback.walk_tb(error.__traceback__)]
-    own = [(code, number) for code, number in lines if not code.co_filename.startswith((*_INSTALLED, "<frozen "))]
+    others = (each for each in lines if not each[0].co_filename.startswith((*_INSTALLED, "<frozen ")))
+    own = [each for each in others if _PACKAGES.isdisjoint(Path(each[0].co_filename).parts)]
     code, number = (own or lines)[-1]
     return f"{_short(code.co_filename)}, line {number}, in {code.co_name}"
 

@@ -183,13 +183,14 @@ def rendered(env: ParallelEnv) -> Any:
     """Return what an env renders.
 
     Raises:
-        ConfigError: a package is missing.
+        ConfigError: a package is missing, or the env renders nothing.
         EnvRaisedError: the env raised something else; the message says how to render where there is no display.
     """
     try:
         return env.render()
-    except (ImportError, DependencyNotInstalled) as error:
-        raise ConfigError(f"the env cannot render: {error}{_way()}", key="video") from error
+    except (ImportError, DependencyNotInstalled, NotImplementedError) as error:
+        way = "" if isinstance(error, (ModuleNotFoundError, NotImplementedError)) else _way()  # no display helps there
+        raise ConfigError(f"the env cannot render: {error}{way}", key="video") from error
     except (MarlSb3Error, MemoryError, OSError):
         raise
     except Exception as error:

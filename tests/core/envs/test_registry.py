@@ -302,12 +302,17 @@ def test_error_inside_a_factory_is_told_with_its_line():
     assert isinstance(caught.value.__cause__, TypeError)
 
 
-def test_error_inside_an_imported_module_is_told_with_its_line(in_tmp: Path):
-    (in_tmp / "faulty_module.py").write_text("x = 1\ny = x / 0\n")
-    words = (
-        r"env 'faulty_module:make': importing 'faulty_module' raised ZeroDivisionError: division by zero "
-        r"\(faulty_module\.py, line 2, in <module>\)"
-    )
+@pytest.mark.parametrize(
+    ("folder", "place"),
+    [("mine", r"mine/faulty_module\.py, line 2, in <module>"), ("site-packages", r".*/decoder\.py, .*")],
+)
+def test_an_error_while_importing_is_told_with_the_users_line_or_the_innermost(
+    folder: str, place: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (in_tmp / folder).mkdir()
+    (in_tmp / folder / "faulty_module.py").write_text("import json\njson.loads('x')\n")
+    monkeypatch.syspath_prepend(str(in_tmp / folder))
+    words = rf"env 'faulty_module:make': importing 'faulty_module' raised JSONDecodeError: .* \({place}\)"
     with pytest.raises(EnvRaisedError, match=words):
         make_vec_env("faulty_module:make")
 

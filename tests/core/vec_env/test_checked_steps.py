@@ -112,7 +112,8 @@ BROKEN_STEPS = {
     "list reward": (saying([1, [2, 3]], REWARDS), "reward is [1, [2, 3]], not a finite number"),
     "array reward": (
         saying(np.zeros(1), REWARDS),
-        "reward is array([0.]), not a finite number; env_wrapper=mo_gymnasium.wrappers.LinearReward adds several up",
+        "reward is array([0.]), not a finite number; env_wrapper=mo_gymnasium.wrappers.LinearReward adds up one "
+        "agent's, momaland's LinearizeReward several'",
     ),
     "None info": (saying(None, INFOS), "info is None, not a dictionary"),
 }

@@ -12,6 +12,7 @@ from toy_envs import NoisyEnv, ScriptedEnv
 
 from marl_sb3 import ConfigError, MultiAgentVecEnv, make_vec_env
 from marl_sb3.errors import EnvRaisedError, MarlSb3Error
+from marl_sb3.extensions.display import filmed_env
 from marl_sb3.extensions.display.filmed_env import filming_factory
 
 SCRIPT = {"a": (2, "truncated"), "b": (3, "terminated")}
@@ -123,14 +124,17 @@ def test_a_gymnasium_env_without_render_modes_is_refused(monkeypatch: pytest.Mon
         filmed("Blind-v0")
 
 
-@pytest.mark.parametrize("error", [ImportError, DependencyNotInstalled])
-def test_what_an_env_lacks_for_drawing_is_told(error: type[Exception]) -> None:
+@pytest.mark.parametrize("error", [ImportError, DependencyNotInstalled, ModuleNotFoundError, NotImplementedError])
+def test_what_an_env_lacks_for_drawing_is_told(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filmed_env, "lacks_display", lambda: True)
+    way = "; there is no display" if error in (ImportError, DependencyNotInstalled) else "$"
+
     class Undrawable(ScriptedEnv):
         def render(self) -> Any:
             raise error("pygame is not installed")
 
     env, _ = filmed(Undrawable)
-    with pytest.raises(ConfigError, match="the env cannot render: pygame is not installed"):
+    with pytest.raises(ConfigError, match=f"the env cannot render: pygame is not installed{way}"):
         env.reset()
 
 
