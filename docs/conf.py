@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from docutils import nodes
@@ -43,7 +44,8 @@ def add_fields(_app: Any, what: str, _name: str, obj: Any, _options: Any, lines:
 def prepare_for_narrow_windows(_app: Any, doctree: Any, _page: str) -> None:
     """Put the heading of its column into each cell, for narrow windows where a row is a paragraph; see tables.css.
 
-    Options such as --algo get a class, by which they are not broken after their hyphens.
+    Options such as --algo get a class, by which they are not broken after their hyphens, and cells of a number and its
+    unit have another one.
     """
     for literal in doctree.findall(nodes.literal):
         if any(word.startswith("--") for word in literal.astext().split()):
@@ -53,11 +55,23 @@ def prepare_for_narrow_windows(_app: Any, doctree: Any, _page: str) -> None:
         table["classes"] += ["pairs"] if len(heads) == 2 else []
         for row in (row for body in table.findall(nodes.tbody) for row in body.findall(nodes.row)):
             for head, cell in list(zip(heads, row.children, strict=False))[1:]:
+                cell["classes"] += ["number"] if re.fullmatch(r"[-\d.,]+ (x|%)", cell.astext()) else []
                 if len(heads) > 2 and head not in ("", "what") and cell.astext():
                     cell[0].insert(0, nodes.inline("", f"{head}: ", classes=["label"]))
 
 
+def keep_options_whole(_app: Any, _page: str, _template: str, context: dict[str, Any], _doctree: Any) -> None:
+    """Mark options in commands, too, which are continued on the next line where a window is narrow; see tables.css."""
+
+    def marked(block: re.Match[str]) -> str:
+        return re.sub(r"(?<![\w-])--[a-z][\w-]*", r'<span class="option">\g<0></span>', block[0])
+
+    body = context.get("body", "")
+    context["body"] = re.sub(r'<div class="highlight-bash.*?</pre>', marked, body, flags=re.DOTALL)
+
+
 def setup(app: Any) -> None:
     """Be called by Sphinx."""
+    app.connect("html-page-context", keep_options_whole)
     app.connect("doctree-resolved", prepare_for_narrow_windows)
     app.connect("autodoc-process-docstring", add_fields, priority=400)  # before napoleon's

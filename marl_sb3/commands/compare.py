@@ -105,9 +105,11 @@ def _page(found: "Comparison") -> "Page":
     page = Page(f"{found.figure.title}: {' against '.join(sample.label for sample in found.samples)}")
     groups, pairs, settings = tables(found)
     page.add("Which is better", note(summary(found)), pairs.html(), *map(note, found.notes))
-    page.add("Experiments", groups.html())
+    of_means = "Intervals of means are Student's t; the bands of the curves, by bootstrap, are narrower for few runs."
+    page.add("Experiments", groups.html(), note(of_means))
     page.add("Learning curves", *with_notes(page, found.figure))
-    explained = "The share of runs that end above each value: a curve that lies above another is better everywhere."
+    which = "above" if found.mode == "max" else "below"
+    explained = f"The share of runs that end above each value: a curve that lies {which} another is better everywhere."
     page.add("Performance profile", note(explained), *with_notes(page, found.profile_figure))
     page.add("Settings in which they differ", settings.html() if settings.rows else note("none but the seed"))
     return page

@@ -98,7 +98,7 @@ def draw_up(
     panels = [_panel(groups, metric, axis, statistic, smooth, notes) for metric in metrics or _default_metrics(groups)]
     single = [label for label, records in groups.runs.items() if len(records) == 1]
     if single and len(single) == len(groups.runs):
-        notes.append("one run each, so there is no interval")
+        notes.append(f"one run{' each' if len(single) > 1 else ''}, so there is no interval")
     elif single:
         some = ", ".join(single) if len(single) <= _MOST_NAMED else f"{len(single)} of the {len(groups.runs)} groups"
         notes.append(f"one run, and so no interval: {some}")

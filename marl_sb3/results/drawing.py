@@ -44,6 +44,7 @@ _LABEL = 32  # characters of a line of the legend
 _ACROSS = 2  # panels in a row of a picture; a page has as many as there is room for
 _MARKS = 9  # markers on a curve; on a page, only shorter ones have any
 _BAND = 0.16  # opacity
+_BAR = 5  # width of the band of a single point
 _SMALL = 0.01  # axes of smaller values have exponents, such as 5e-4, and no signs of the metric system, such as 500 µ
 _FORMATS = (".png", ".svg", ".html", ".pdf")
 _MOST_GROUPS = len(COLORS)
@@ -65,7 +66,7 @@ def write_figure(figure: Figure, path: Path, title: str = "") -> Path:
     require_drawable(path)
     if path.suffix.lower() == ".html":
         page = Page(title or figure.title or "Learning curves")
-        page.add("Learning curves", plotly_html(page, figure), note(_below(figure)))
+        page.add("Learning curves", *with_notes(page, figure))
         return page.write(path)
     return write_whole(path, _image(matplotlib_figure(figure, title), path.suffix.lower()[1:]))
 
@@ -85,10 +86,6 @@ def plot_paths(
         with named_by_user(Path(out), "out"):
             write_figure(figure, Path(out))
     return matplotlib_figure(figure)
-
-
-def _below(figure: Figure) -> str:
-    return ". ".join(filter(None, [figure.caption, *figure.notes]))
 
 
 def _style(figure: Figure, curve: Curve) -> tuple[str, int]:
@@ -121,7 +118,8 @@ def matplotlib_figure(figure: Figure, title: str = "") -> Any:
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter
 
-    n, caption, title = len(figure.panels), _below(figure), title or figure.title
+    n, title = len(figure.panels), title or figure.title
+    caption = ". ".join(filter(None, [figure.caption, *figure.notes]))
     entries = [
         (fill(label, _LABEL), {"color": color, **(_line(place) if kind == "part" or place else {"linewidth": 1.6})})
         for label, kind, color, place in _legend(figure)
@@ -143,7 +141,7 @@ def matplotlib_figure(figure: Figure, title: str = "") -> Any:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _short(x)))
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(visible=True, alpha=0.25, linewidth=0.6)
-        axes.margins(x=0)
+        axes.margins(x=0.02)  # of the whole: markers at the ends are not cut
     handles = [Line2D([], [], label=label, **style) for label, style in entries]
     canvas.legend(handles=handles, loc="outside right upper", frameon=False, fontsize="small", handlelength=2.6)
     if title:
@@ -175,7 +173,8 @@ def _draw(axes: Any, figure: Figure, curve: Curve) -> None:
         **(_line(place) if curve.part or place or len(curve.x) == 1 else {"linewidth": 1.6}),
     )
     if curve.low is not None and curve.high is not None:
-        axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=_BAND, linewidth=0)
+        width = 0 if len(curve.x) > 1 else _BAR
+        axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=_BAND, linewidth=width)
 
 
 def _short(value: float) -> str:
@@ -229,7 +228,7 @@ def _plotly_panel(figure: Figure, panel: Panel) -> Any:
             drawn.add_trace(
                 Scatter(
                     x=[*x, *x[::-1]], y=[*high, *low[::-1]], fill="toself", mode="lines", fillcolor=faint,
-                    line={"width": 0}, hoverinfo="skip", meta=meta,
+                    line={"width": 0 if len(x) > 1 else _BAR, "color": faint}, hoverinfo="skip", meta=meta,
                 )
             )  # fmt: skip
         line = {"color": color, "width": 2, "dash": _LINES[place % len(_LINES)][1]}

@@ -14,9 +14,10 @@ from written_runs import write_run
 
 from marl_sb3.core.metrics.statistics import bootstrap_interval, mean
 from marl_sb3.errors import ConfigError
+from marl_sb3.extensions.display.page import Page
 from marl_sb3.plot import main as plot_command
 from marl_sb3.results.curves import draw_up, points_of
-from marl_sb3.results.drawing import matplotlib_figure
+from marl_sb3.results.drawing import matplotlib_figure, plotly_html
 from marl_sb3.results.exchange import marl_eval_data
 from marl_sb3.results.reading import read_records
 from marl_sb3.results.records import RETURN, STEPS, RunRecord, group_by_argument, group_by_settings
@@ -89,7 +90,7 @@ def test_axes_and_smoothing(runs: Path) -> None:
     assert points_of(record, RETURN, smooth=2)[1].tolist() == [0, 0.5, 1.5, 4]
     figure = draw_up(group_by_settings([record]), smooth=2)
     assert figure.caption == "moving average over 2 iterations"
-    assert figure.notes == ("one run each, so there is no interval",)
+    assert figure.notes == ("one run, so there is no interval",)
     assert figure.panels[0].curves[0].low is None
 
 
@@ -127,6 +128,14 @@ def test_runs_that_are_never_there_together_have_a_line_each(tmp_path: Path) -> 
     (curve,) = draw_up(group_by_settings(read_records(tmp_path)), [RETURN]).panels[0].curves
     assert np.interp([100, 200, 400, 500], curve.x, curve.center) == pytest.approx([1, 2, 4, 5], abs=0.05)
     assert np.isnan(curve.center[(curve.x > 200) & (curve.x < 400)]).all()
+
+
+def test_a_single_point_has_a_bar_as_its_band(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path / str(seed), [float(seed)], seed=seed)
+    figure = draw_up(group_by_settings(read_records(tmp_path)), [RETURN])
+    assert matplotlib_figure(figure).axes[0].collections[0].get_linewidth() == 5
+    assert '"width":5},' in plotly_html(Page("bars"), figure)
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf", "html"])

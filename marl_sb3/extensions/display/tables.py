@@ -47,12 +47,16 @@ class Table:
         kept = [place for place, name in enumerate(self.head) if name in names]
         return replace(self, head=[self.head[at] for at in kept], rows=[[row[at] for at in kept] for row in self.rows])
 
+    @property
+    def width(self) -> int:
+        """The characters of a line if no cell is folded."""
+        return sum(_GAP + max(map(len, column)) for column in zip(self.head, *self.rows, strict=True))
+
     def print(self, console: Console, whole: Container[int] = ()) -> None:
         """Print it. Where there is no room, cells are folded; in the columns `whole`, only intervals and heads are."""
         if self.title:
             console.print(self.title, style="italic", soft_wrap=True)
-        widths = [max(map(len, column)) for column in zip(self.head, *self.rows, strict=True)]
-        is_narrow = sum(widths) + _GAP * len(widths) > console.width
+        is_narrow = self.width > console.width
         printed = rich.Table(box=None, pad_edge=False, header_style="bold")
         for place, name in enumerate(self.head):
             side: Any = "left" if self.numbers_from is None or place < self.numbers_from else "right"

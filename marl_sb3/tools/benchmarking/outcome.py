@@ -191,7 +191,8 @@ def _page(benchmark: Benchmark, figures: Mapping[str, Figure]) -> Page:
     page = Page(f"Benchmark {Path(benchmark.file).stem}")
     explained = (
         "IQM: interquartile mean over the seeds of what the trained policies reach, with its 95 % interval; random: "
-        "what random agents reach. Seconds are medians of the rollouts and updates of a training."
+        "what random agents reach. Seconds are medians of the rollouts and updates of a training. Curves are of the "
+        "episodes in the training, not of those after it that the table measures."
     )
     for table in tables(benchmark):
         parts = [table.columns(HEAD[1:]).html(), *map(note, filter(None, [explained]))]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 from optuna import create_study
 from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.importance import PedAnovaImportanceEvaluator
@@ -120,7 +121,8 @@ def _learning_curves(drawing: _Drawing) -> Any:
     for rank, number in enumerate(named, start=1):
         won = number == drawing.winner
         style = {"name": f"trial {number}{' (winner)' if won else ''}", "legendrank": 0 if won else rank}
-        line = {"width": 5, "color": _RED} if won else {"width": 2, "color": colors[rank % len(colors)]}
+        dash = "dash" if rank >= len(colors) else "solid"  # colours come again
+        line = {"width": 5, "color": _RED} if won else {"width": 2, "color": colors[rank % len(colors)], "dash": dash}
         _add_curves(figure, [curves[number]], line=line, **style, **marks)
     return figure
 
@@ -269,8 +271,9 @@ def _axis(trials: Sequence[FrozenTrial], name: str) -> tuple[list[float], dict[s
         labels = [words(label if len(label) <= _LONGEST_LABEL else f"{label[:_LONGEST_LABEL]}...") for label in places]
         ticks = {"tickvals": [*places.values()], "ticktext": labels, "range": [-0.5, len(domain.choices) - 0.5]}
         return [places[value_text(value)] for value in values], ticks
-    if domain.log:  # with so few ticks that their labels have room
-        return values, {"type": "log", "nticks": 6, "tickformat": "~g", "tickfont": {"size": 11}}
+    if domain.log:  # with so few ticks that their labels have room, which plotly's own have not within a decade
+        ticks = {"tickvals": [float(f"{each:.2g}") for each in np.geomspace(min(values), max(values), 4)]}
+        return values, {"type": "log", "tickformat": "~g", **ticks}
     return values, _whole(domain.high - domain.low) if isinstance(domain, IntDistribution) else {}
 
 
@@ -288,8 +291,9 @@ _IMPORTANCES = (
     "How far each parameter sets the best quarter of the trials apart, as a share of all, by Optuna's PED-ANOVA "
     "(Watanabe et al., IJCAI 2023). Parameters that do not matter have bars, too, by chance."
 )
+_STARS = "A star is the winner, if a trial has won."
 _PRUNED = "Rings are pruned trials, at their last evaluation."
-_SLICES = f"The value over each parameter; the bluer, the later the trial. The star is the winner. {_PRUNED}"
+_SLICES = f"The value over each parameter; the bluer, the later the trial. {_STARS} {_PRUNED}"
 _LINEAGE = (
     "The value of each member after each generation. Where a member copies another one, a dotted line leads from the "
     "run that was copied to what became of it."
@@ -298,7 +302,7 @@ _SCHEDULES = "The settings of all members over their env steps; those of the bes
 _FIGURES: tuple[tuple[str, str, Callable[[_Drawing], Any]], ...] = (  # title, note, and what draws it
     (
         "Optimization history",
-        f"The value of each trial, and the best so far. The star is the winner. {_PRUNED}",
+        f"The value of each trial, and the best so far. {_STARS} {_PRUNED}",
         _history,
     ),
     ("Learning curves", _CURVES, _learning_curves),

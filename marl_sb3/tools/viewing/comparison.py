@@ -26,7 +26,7 @@ from marl_sb3.extensions.display.text import between, number
 from marl_sb3.results.curves import SAME_END, Curve, Figure, Panel, draw_up, points_of
 from marl_sb3.results.drawing import matplotlib_figure
 from marl_sb3.results.reading import read_records
-from marl_sb3.results.records import RETURN, UNSET, Groups, group_by_argument
+from marl_sb3.results.records import RETURN, UNSET, Groups, group_by_argument, short_name
 from marl_sb3.types import Array
 
 LEAST_SEEDS = 3  # of fewer, nothing is decided
@@ -121,7 +121,7 @@ class Comparison:
         """The performance profiles as a figure."""
         thresholds, shares = self.profile()
         curves = [Curve(label, "", thresholds, share) for label, share in shares.items()]
-        return Figure([Panel(self.metric, "share of runs above it", curves)], self.metric)
+        return Figure([Panel(self.metric, "share of runs above it", curves)], self.figure.panels[0].title)
 
     def to_plain(self) -> dict[str, Any]:
         """Return everything but the curves as plain data for JSON."""
@@ -307,7 +307,7 @@ def tables(found: Comparison) -> tuple[Table, Table, Table]:
     ]
     labels = [sample.label for sample in found.samples]
     settings = [
-        [name, *("null" if values[label] is None else str(values[label]) for label in labels)]
+        [short_name(name), *("null" if values[label] is None else str(values[label]) for label in labels)]
         for name, values in found.settings.items()
     ]
     return (
@@ -319,5 +319,6 @@ def tables(found: Comparison) -> tuple[Table, Table, Table]:
 
 def summary(found: Comparison) -> str:
     """Say what was found, a sentence for each pair."""
-    what = f"{found.metric} at the end of {counted(sum(len(sample.finals) for sample in found.samples), 'run')}"
-    return f"By {what}: {'; '.join(pair.sentence for pair in found.pairs)}."
+    called = "" if (title := found.figure.panels[0].title) == found.metric else f" ({title})"
+    runs = counted(sum(len(sample.finals) for sample in found.samples), "run")
+    return f"By {found.metric}{called} at the end of {runs}: {'; '.join(pair.sentence for pair in found.pairs)}."

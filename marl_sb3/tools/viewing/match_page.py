@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from marl_sb3.tools.viewing.matching import Match, Points
 
 SUFFIXES = (".html", ".json")
-_MOST_WITH_INTERVALS = 6  # players; with more of them the cells of a terminal's tables are too wide
 _MOST_WITH_TEXT = 16  # players; with more, the cells of a heat map are too small for numbers
 _LONGEST_WHOLE = 40  # characters of a name that is never folded in a terminal's table
 _MOST_CYCLES = 5  # that are listed
@@ -66,8 +65,8 @@ def show_match(found: Match) -> None:
     console = standard_console()
     whole = [1] if max(len(one_line(player.name)) for player in found.players) <= _LONGEST_WHOLE else []
     console.print(one_line(_how(found)), soft_wrap=True)
-    for table in tables(found, intervals=len(found.players) <= _MOST_WITH_INTERVALS):
-        table.print(console, whole=whole)
+    for table, shorter in zip(tables(found, intervals=True), tables(found, intervals=False), strict=True):
+        (table if table.width <= console.width else shorter).print(console, whole=whole)
     for line in [*sentences(found), *(f"note: {line}" for line in found.notes)]:
         console.print(one_line(line), soft_wrap=True)
 

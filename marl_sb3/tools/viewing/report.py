@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -183,7 +182,9 @@ def _page_of_one(run: RunData) -> Page:
         page.add("Curves", *(part for figure in _curves(run.record) for part in with_notes(page, figure, height=360)))
         page.add("Agents", table(*_agents(run)))
     if policies_in(run.record.columns):
-        page.add("Policies", table(*_policies(run)), note("From KL on: medians over the last quarter of the run."))
+        page.add(
+            "Policies", table(*_policies(run)), note("After the weights: medians over the last quarter of the run.")
+        )
         page.add("Learner health", *with_notes(page, _learner_curves(run.record), height=260))
     if is_regular(run.folder / _MATCH):
         _add_match(page, run.folder / _MATCH)
@@ -293,7 +294,7 @@ def _summary(run: RunData) -> list[tuple[str, object]]:
         ("env steps", f"{run.record.last(STEPS) or 0:,.0f} of {config.n_timesteps:,}"),
         ("iterations, episodes", f"{len(run.record.steps):,}, {run.record.last('num_episodes_lifetime') or 0:,.0f}"),
         ("rollouts and updates", None if seconds is None else duration(seconds)),
-        ("return, sum over agents", run.record.last(RETURN)),
+        ("sum of returns", run.record.last(RETURN)),
         ("best in the training", float(np.nanmax(best)) if np.isfinite(best).any() else None),
         ("latest evaluation", run.record.last(_EVALUATED)),
         *((f"policy {policy}", path) for policy, path in list(run.computed_by().items())[:_MOST_POLICIES]),
@@ -380,14 +381,7 @@ def _policy_of(run: RunData, agent: str) -> str | None:
     return listed.get(agent, agent if agent in policies else None)
 
 
-_OF_LEARNERS = {
-    "mean_kl_loss": "KL",
-    "clip_fraction": "clipped",
-    "vf_explained_var": "explained",
-    "entropy": "entropy",
-    "gradients_global_norm": "gradient",
-    "curr_lr": "learning rate",
-}
+_OF_LEARNERS = ("mean_kl_loss", "clip_fraction", "vf_explained_var", "entropy", "gradients_global_norm", "curr_lr")
 
 
 def _policies(run: RunData) -> tuple[list[list[object]], list[str]]:
@@ -409,7 +403,7 @@ def _policies(run: RunData) -> tuple[list[list[object]], list[str]]:
                 *(_late(run.record.columns.get(f"{at}/{name}")) for name in shown),
             ]
         )
-    return rows, ["policy", "algorithm", "return", "updates", "weights", *(_OF_LEARNERS[name] for name in shown)]
+    return rows, ["policy", "algorithm", "return", "updates", "weights", *(_LEARNER[name] for name in shown)]
 
 
 def _late(column: Column | None) -> float | None:
@@ -424,7 +418,7 @@ def _video(path: Path, folder: Path) -> list[Html]:
     kind = _VIDEOS[path.suffix.lower()]
     data = f"data:{kind};base64,{base64.b64encode(read_regular(path)).decode()}"
     is_image = kind.startswith("image/")
-    tag = f'<img src="{data}" alt="{escape(name)}">' if is_image else f'<video src="{data}" controls loop></video>'
+    tag = f'<img src="{data}" alt="{words(name)}">' if is_image else f'<video src="{data}" controls loop></video>'
     return [Html(f"<figure>{tag}<figcaption>{words(name)}</figcaption></figure>")]
 
 

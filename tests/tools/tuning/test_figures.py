@@ -84,8 +84,8 @@ def test_slices_fit_the_page_and_the_winner_stands_out() -> None:
         ([5, 6].index(params["n_epochs"]), 5.0),
         (["[64, 64]", "[32]"].index(params["policy_kwargs.net_arch"]), 5.0),
     ]
-    axis = slices[2].layout.xaxis  # plotly finds ticks that have room, wherever the bounds are
-    assert (axis.type, axis.tickvals, axis.tickformat) == ("log", None, "~g")
+    axis = slices[2].layout.xaxis  # the labels of plotly's own ticks lie on each other within a decade
+    assert (axis.type, axis.tickvals, axis.tickformat) == ("log", (0.00068, 0.00084, 0.001, 0.0013), "~g")
     assert slices[4].layout.xaxis.ticktext == ("[64, 64]", "[32]")
     assert {len(each.data) for each in drawn(trials, None)["Slices"]} == {1}  # while there is none yet
 
@@ -104,6 +104,7 @@ def test_learning_curves_have_names() -> None:
     assert {trace.name for trace in named} == {"trial 11 (winner)", *(f"trial {number}" for number in range(2, 11))}
     assert named[-1].name == "trial 11 (winner)"  # on top of the others
     assert named[-1].line.width > max(trace.line.width for trace in named[:-1])
+    assert len({(trace.line.color, trace.line.dash) for trace in named}) == len(named)
     assert sorted(named, key=lambda trace: trace.legendrank) == [named[-1], *named[:-1]]
     labels = ["trial 0 (COMPLETE)"] * 3 + ["trial 1 (COMPLETE)"] * 3 + ["trial 12 (PRUNED)"] * 2
     assert (list(others.text), others.y) == (labels, (0.0, 0.0, None, 0.0, 1.0, None, 9.0, None))

@@ -212,7 +212,7 @@ def test_a_team_that_is_apart_is_noted() -> None:
         assert not [note for note in found.notes if words in note]
 
 
-def test_the_cycle_of_rock_paper_and_scissors_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cycle_of_rock_paper_and_scissors_is_found(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The random player wins as often as it loses, and is part of no certain cycle."""
     players = {"rock": Always(0), "paper": Always(1), "scissors": Always(2)}
     found = marl_sb3.match(players, opponents=["random"], env="classic/rps-v2", episodes=20, n_envs=20)
@@ -223,8 +223,11 @@ def test_the_cycle_of_rock_paper_and_scissors_is_found(capsys: pytest.CaptureFix
     assert max(ratings) - min(ratings) < 100
     from marl_sb3.tools.viewing.match_page import show_match
 
-    show_match(replace(found, search=3, deterministic=False, notes=[*found.notes, "\x1b[31m"]))
-    shown = capsys.readouterr().out
+    for columns in ("60", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        show_match(replace(found, search=3, deterministic=False, notes=[*found.notes, "\x1b[31m"]))
+        shown = capsys.readouterr().out
+        assert ("(91" in shown) == (columns == "80")  # no cell is folded for its interval
     assert "cycle: rock > scissors > paper > rock: each wins against the next one" in shown
     assert "in each order, sampled actions, 3 positions looked at before each, seed 0" in shown
     assert "in 9 of 16 games, the 20 episodes are one and the same, although intervals count them all" in shown
