@@ -36,6 +36,11 @@ class Case:
     small: Mapping[str, Any] = field(default_factory=lambda: SMALL)
 
 
+def counts_of(algorithm: Any) -> tuple[int, int]:
+    """The steps and the gradient steps or passes that an algorithm of SB3 counts."""
+    return algorithm.num_timesteps, algorithm._n_updates
+
+
 def sampled(observation_space: spaces.Space, action_space: spaces.Space, **options: Any) -> Case:
     """A toy env with two agents, truncated and terminated at once, so that no row ever idles."""
     script = {"a": (5, "truncated"), "b": (5, "terminated")}

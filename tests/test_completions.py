@@ -15,7 +15,7 @@ from documentation import ROOT
 from refusals import refusal
 
 from marl_sb3 import startup
-from marl_sb3.commands.completions import _settings, main
+from marl_sb3.commands.completions import main
 from marl_sb3.runs.schema import TrainConfig
 
 CHECKS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
@@ -72,10 +72,11 @@ def test_bash_completes(scripts: Path, in_tmp: Path, line: str, completed: str) 
     assert (done.stdout.split(), done.stderr) == ([completed], "")
 
 
-def test_what_is_completed_and_listed_after_set_is_a_setting() -> None:
+def test_what_is_completed_and_listed_after_set_is_a_setting(scripts: Path) -> None:
     listed = re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs" / "reference" / "settings.md").read_text(), re.MULTILINE)
-    named = {*listed, *(each.removesuffix("=") for each in _settings())}
-    assert {"league.sampling", "learning_rate"} <= named
+    completed = re.findall(r"([\w.]+)=(?= |')", (scripts / "bash").read_text())
+    named = {*listed, *completed}
+    assert {"league.sampling", "learning_rate"} <= {*completed}
     assert named & {each.name for each in fields(TrainConfig) if not each.compare} == set()  # not of the configuration
 
 

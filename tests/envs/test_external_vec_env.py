@@ -11,6 +11,7 @@ import pytest
 from clients import Simulator, agents_of, answered, external
 from small_trainings import same_weights
 from stable_baselines3.common.callbacks import BaseCallback
+from stock_training import counts_of
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, evaluate_policies, make_vec_env
@@ -110,7 +111,7 @@ def test_an_off_policy_algorithm_updates_once_for_as_many_env_steps_as_there_are
     algorithm.learn(100)
     vec_env.close()
     (learner,) = algorithm.parts.learners.values()
-    assert learner.algorithm._n_updates == pytest.approx(algorithm.num_timesteps / 4, abs=1)
+    assert counts_of(learner.algorithm)[1] == pytest.approx(algorithm.num_timesteps / 4, abs=1)
 
 
 def test_the_episode_of_a_client_that_goes_away_is_given_up_and_nothing_else() -> None:

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from playing import make, plans
+from playing import PLANS, SEEING, WORTH, Teams, Third, ZeroSum, always, make, plans
 from refusals import refusal
-from test_against_random import WORTH, ZeroSum, always
 from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
-from turn_env import Move, TurnEnv, TurnPlan
+from turn_env import TurnEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, HookError, PolicySpec, evaluate_policies, make_vec_env
@@ -27,20 +26,6 @@ from marl_sb3.evaluation.playing import play, play_seats
 
 PARTS = spaces.Tuple([spaces.Discrete(3, start=1), spaces.Dict(aim=spaces.Box(-1, 1, (2,)))])
 POLICIES = {"a": 0, "b": 1}  # what the policies of `ZeroSum` always do
-
-
-class Third:
-    """Always takes the action that is worth 0.5."""
-
-    def act(self, observation: Any, mask: Any, rng: np.random.Generator) -> int:
-        return 2
-
-
-class Last(Third):
-    """Always takes the last action, the only one that the masks of `ZeroSum` allow."""
-
-    def act(self, observation: Any, mask: Any, rng: np.random.Generator) -> int:
-        return 3
 
 
 class Seated(Third):
@@ -126,11 +111,6 @@ class Actions:
     def restart_envs(self, env_indices: Any) -> None: ...
 
 
-_MOVES = [Move("dora"), Move("adam"), Move("dora"), Move("adam", ends={"adam": "truncated"}), Move("dora")]
-PLANS = [[TurnPlan(_MOVES)]] * 2
-SEEING = {"agent_indicator": True, "frame_stack": 2, "previous_action": True}
-
-
 @pytest.mark.parametrize(
     ("spec", "env"),
     [
@@ -175,22 +155,6 @@ def flat_weights(algorithm: Any) -> list[float]:
 
 
 # Seats
-
-
-class Teams(ScriptedEnv):
-    """Each agent gets what its action is worth; `zero_sum`: less the mean of all."""
-
-    def __init__(self, zero_sum: bool = True, worth: tuple[float, ...] = WORTH) -> None:
-        super().__init__(dict.fromkeys("xyz", (1, "terminated")))
-        self._zero_sum, self._worth = zero_sum, worth
-        self._observation_space, self._action_space = spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(4)
-
-    def observation(self, agent: str) -> np.ndarray:
-        return np.zeros(1, np.float32)
-
-    def _reward(self, agent: str) -> float:
-        paid = {each: self._worth[action] for each, action in self.received[-1].items()}
-        return paid[agent] - (sum(paid.values()) / 3 if self._zero_sum else 0.0)
 
 
 def test_several_agents_are_one_side_and_seats_are_by_choice() -> None:
@@ -352,12 +316,12 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
 
 
 def test_the_command_reports_each_seat(zero_sum_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = [zero_sum_run, "--env", f"{__name__}:ZeroSum", "--against", f"{__name__}:Last", "--episodes", 30]
+    line = [zero_sum_run, "--env", f"{__name__}:ZeroSum", "--against", "playing:Last", "--episodes", 30]
     found, again = (json.loads(shown(capsys, *line, "--json", "--stochastic")) for _ in range(2))
     assert [seat["agent_episode_returns"] for seat in again["seats"].values()] == [
         seat["agent_episode_returns"] for seat in found["seats"].values()
     ]
-    assert (found["against"], found["n_episodes"], list(found["seats"])) == (f"{__name__}:Last", 30, ["a", "b"])
+    assert (found["against"], found["n_episodes"], list(found["seats"])) == ("playing:Last", 30, ["a", "b"])
     assert "hints" not in found
     for agent, seat in found["seats"].items():
         returns, lost = seat["agent_episode_returns"][agent], seat["lost"]
@@ -366,7 +330,7 @@ def test_the_command_reports_each_seat(zero_sum_run: Path, capsys: pytest.Captur
         assert sum(seat[outcome]["mean"] for outcome in ("won", "drawn", "lost")) == pytest.approx(1)
         assert lost["ci95"] == pytest.approx(wilson_by_hand(lost["mean"], 30), abs=1e-3)
     text = shown(capsys, *line, "--agents", "b").splitlines()
-    assert f"against {__name__}:Last, each seat 30 episodes in 2 envs" in text[0]
+    assert "against playing:Last, each seat 30 episodes in 2 envs" in text[0]
     rows = ["b: won", "b: drawn", "b: lost", "b: return of b", "b: episode length"]
     assert [row.split("  ")[0] for row in text[3:-1]] == rows
     words = (

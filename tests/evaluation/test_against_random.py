@@ -2,51 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch as th
-from gymnasium import spaces
-from toy_envs import ScriptedEnv
+from playing import LINEAR, WORTH, ZeroSum, always
 
 from marl_sb3 import MultiAgentAlgorithm, evaluate_against_random, make_vec_env
 from marl_sb3.callbacks import EvaluationCallback
 from marl_sb3.evaluation.playing import play
-
-WORTH = (1.0, 0.0, 0.5, 0.25)  # of each action
-POLICIES = {"policy_kwargs": {"net_arch": [4]}, "n_steps": 8, "batch_size": 8}
-
-
-class ZeroSum(ScriptedEnv):
-    """One agent gets what its action is worth, and loses what the other's is. Masks allow the last action alone."""
-
-    def __init__(self, masked: bool = True, length: int = 1) -> None:
-        super().__init__(dict.fromkeys("ab", (length, "terminated")))
-        self._info = {"action_mask": np.array([0, 0, 0, 1], np.int8)} if masked else {}
-        self._observation_space, self._action_space = spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(4)
-
-    def observation(self, agent: str) -> np.ndarray:
-        return np.zeros(1, np.float32)
-
-    def _reward(self, agent: str) -> float:
-        own, others = (WORTH[self.received[-1][each]] for each in (agent, {"a": "b", "b": "a"}[agent]))
-        return own - others
-
-    def _with_masks(self, infos: dict[str, Any]) -> dict[str, Any]:
-        return dict.fromkeys(self.agents, self._info)
-
-
-def always(action: dict[str, int], kind: Any = None) -> MultiAgentAlgorithm:
-    """Policies that always take the same action."""
-    env = make_vec_env(kind or functools.partial(ZeroSum, masked=False), n_envs=2, seed=0)
-    policies = "shared" if list(action) == ["shared"] else "per_agent"
-    algorithm = MultiAgentAlgorithm(env, policies=policies, seed=0, **POLICIES)
-    for agent, chosen in action.items():
-        with th.no_grad():
-            algorithm.policies[agent].policy.action_net.bias[chosen] = 100.0
-    return algorithm
 
 
 def test_gains_by_hand() -> None:
@@ -83,7 +48,7 @@ def test_the_same_seed_gives_the_same_gains_with_any_vectorizer() -> None:
 def test_a_callback_adds_gains_and_leaves_the_training_as_it_is() -> None:
     def trained(*callbacks: EvaluationCallback) -> tuple[Any, MultiAgentAlgorithm]:
         env = make_vec_env(ZeroSum, n_envs=2, seed=0, masked=False)
-        algorithm = MultiAgentAlgorithm(env, policies="shared", seed=0, **POLICIES)
+        algorithm = MultiAgentAlgorithm(env, policies="shared", seed=0, **LINEAR)
         results: list[Any] = []
         algorithm.learn(32, callback=list(callbacks))
         results.append(algorithm.policies["shared"].policy.state_dict())

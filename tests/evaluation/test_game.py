@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from films import frames_of_gif
 from live_envs import made, small_run
+from playing import Script, ScriptedStage
 
-from marl_sb3.errors import ConfigError, MarlSb3Error
+from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.game import Game
 from marl_sb3.evaluation.playing import play
-from marl_sb3.evaluation.session import Film, GameSession, Moment, Stage, ViewerCommand, ViewerLeftError
-from marl_sb3.evaluation.viewed_env import View
+from marl_sb3.evaluation.session import GameSession, ViewerCommand
 from marl_sb3.runs.building import make_envs
 from marl_sb3.runs.run import SavedRun
 
@@ -157,49 +157,6 @@ def test_thrust_is_kept_until_it_changes(runs: Callable[..., SavedRun]) -> None:
 
 
 # --- The player ------------------------------------------------------------------------------------------------------
-
-Script = Callable[["ScriptedStage"], Generator[ViewerCommand | None]]
-
-
-class ScriptedStage(Stage):
-    """A stage whose viewer follows a script, which yields commands, or None to wait until the next step is due."""
-
-    most_per_s = 30.0
-    selects = True
-
-    def __init__(self, script: Script) -> None:
-        self._script = script(self)
-        self.now_s = 0.0
-        self.moments: list[tuple[float, Moment]] = []
-        self.view: View | None = None
-        self.problems: list[str] = []
-        self.films: list[Film] = []
-
-    @property
-    def moment(self) -> Moment:
-        return self.moments[-1][1]
-
-    def show(self, moment: Moment, view: View | None) -> None:
-        self.moments.append((round(self.now_s, 2), moment))
-        self.view = view or self.view
-
-    def next_command(self, timeout_s: float | None) -> ViewerCommand | None:
-        command = next(self._script, ViewerCommand("play", agent="leaves"))
-        if command == ViewerCommand("play", agent="leaves"):
-            raise ViewerLeftError("left")
-        if command is None:
-            assert timeout_s is not None, "it waits for a command"
-            self.now_s += timeout_s
-        return command
-
-    def hold_s(self, moment: Moment) -> float:
-        return 5.0 if moment.taken else 0.5
-
-    def fail(self, error: MarlSb3Error, remedy: str = "") -> None:
-        self.problems.append(f"{error} {remedy}")
-
-    def offer(self, film: Film) -> None:
-        self.films.append(film)
 
 
 def played(run: SavedRun, script: Script, player: list[GameSession] | None = None) -> ScriptedStage:

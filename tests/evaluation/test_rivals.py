@@ -11,10 +11,7 @@ from typing import Any
 
 import pytest
 import torch as th
-from playing import make, plans
-from test_against import PLANS, SEEING, Last, Teams
-from test_against_random import ZeroSum, always
-from test_game import ScriptedStage
+from playing import PLANS, SEEING, Last, ScriptedStage, Teams, ZeroSum, always, make, plans
 from toy_envs import NoisyEnv
 from turn_env import TurnEnv
 
@@ -54,9 +51,9 @@ def episodes_of(game: Game, n: int) -> list[tuple[dict[str, str], dict[str, floa
 US = {"a": 0, "b": 0}  # worth 1; the rival's actions are worth 0.25
 
 
-@pytest.mark.parametrize("rival", [f"{Last.__module__}:Last", always({"a": 3, "b": 3}).bundle()], ids=["code", "run"])
+@pytest.mark.parametrize("rival", [f"{Last.__module__}:Last", {"a": 3, "b": 3}], ids=["code", "run"])
 def test_sides_are_swapped_after_each_episode(rival: Any) -> None:
-    with game(always(US), rival) as playing:
+    with game(always(US), rival if isinstance(rival, str) else always(rival).bundle()) as playing:
         playing.begin(1, True, None, "them")
         assert episodes_of(playing, 3) == [
             ({"a": "us", "b": "them"}, {"a": 0.75, "b": -0.75}),

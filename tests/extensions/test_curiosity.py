@@ -120,7 +120,7 @@ def test_agents_may_observe_anything_that_their_policy_takes(kind: str, space: A
     more = {"normalize_observations": True, "normalize_keys": ["where"]} if policy == "MultiInput" else {}
     spec = PolicySpec(kind, f"{policy}Policy", **KINDS[kind], curiosity="rnd", **more)
     algorithm = MultiAgentAlgorithm(env, {"p": spec}, n_steps=6, seed=5, device="cpu").learn(96)
-    assert curiosity_of(algorithm)._has_learned
+    assert curiosity_of(algorithm).get_state()["has_learned"]
 
 
 # --- State -----------------------------------------------------------------------------------------------------------
@@ -135,14 +135,14 @@ def test_a_resumed_training_is_the_same_as_one_that_was_not_interrupted(kind: st
         return make(kind, make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=PLANS))
 
     whole, resumed = assert_goes_on_exactly(begun, tmp_path, 120, 120)
-    assert curiosity_of(resumed)._has_learned
+    assert curiosity_of(resumed).get_state()["has_learned"]
     assert bits(curiosity_of(whole).get_state()) == bits(curiosity_of(resumed).get_state())
 
 
 def test_a_checkpoint_goes_on_with_more_envs(tmp_path: Path) -> None:
     make("dqn").learn(120).save(tmp_path / "saved")
     resumed = MultiAgentAlgorithm.load(tmp_path / "saved", make_vec_env(ScriptedEnv, n_envs=4, seed=1, **SCRIPT))
-    assert curiosity_of(resumed.learn(40, reset_num_timesteps=False))._has_learned
+    assert curiosity_of(resumed.learn(40, reset_num_timesteps=False)).get_state()["has_learned"]
 
 
 def test_a_checkpoint_without_curiosity_is_refused_in_words(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,6 @@ from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.seeding import assignment_rng
 from marl_sb3.errors import CheckpointError, ConfigError, HookError
 from marl_sb3.extensions.store.checkpoint_format import read_checkpoint
-from marl_sb3.league.league import _named
 from marl_sb3.league.pool import SAMPLING, Member, Score, points_matrix, to_evict
 from marl_sb3.league.snapshots import SnapshotBatch
 
@@ -320,9 +320,11 @@ def test_a_folder_that_is_no_member_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "main@2" / "thesis.txt").exists()
 
 
-def test_thousands_of_opponents_of_one_name_are_numbered() -> None:
+def test_thousands_of_opponents_of_one_name_are_numbered(monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = SimpleNamespace(checkpoint="", policies=(), policy_of=AGENTS)
+    monkeypatch.setattr("marl_sb3.league.league.load_policies", lambda _: bundle)
     sources = [*(f"{n}/a" for n in range(20_000)), "b/a-3", "minimax", "minimax", "run/league/main@3", "c/main"]
-    names = [*_named(sources, ["main"])]
+    names = [*League({"main": AGENTS}, opponents=sources).opponents]
     assert names[:3] == ["a", "a-2", "a-3"]
     assert names[-6:] == ["a-20000", "a-3-2", "minimax", "minimax-2", "run.main@3", "main-2"]
 

@@ -17,6 +17,7 @@ from stock_training import (
     TINY_CNN,
     Case,
     assert_close,
+    counts_of,
     leaves,
     same,
     sampled,
@@ -141,7 +142,7 @@ def test_weights_and_optimizer_equal_those_of_sb3_contrib(name: str) -> None:
     found = leaves(ours.get_parameters())
     assert expected.keys() == found.keys()
     assert [path for path in expected if not same(expected[path], found[path])] == []
-    assert (ours.num_timesteps, ours._n_updates) == (stock.num_timesteps, stock._n_updates)
+    assert counts_of(ours) == counts_of(stock)
     assert not any(same(before[path], found[path]) for path in before if path.endswith("net.weight"))
 
 
@@ -166,7 +167,7 @@ def test_fused_maskable_ppo_trains_as_sb3_contribs_does_to_tolerance(name: str) 
     for found in (train_ours(case, FusedMasks).policies["p"], train_stock(stock_model(case, FusedMasks), case)):
         assert not found.rollout_buffer.action_masks.all()
         assert_close(found, stock, 1e-3)
-        assert found.num_grad_updates == stock._n_updates * -(-2 * case.n_steps * 2 // found.batch_size)
+        assert found.num_grad_updates == counts_of(stock)[1] * -(-2 * case.n_steps * 2 // found.batch_size)
 
 
 class OneByOne(marl_sb3.RecurrentPPO):

@@ -20,7 +20,7 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
-from stock_training import BOX, IMAGE, MIXED, TINY_CNN, TINY_MIX, leaves, same
+from stock_training import BOX, IMAGE, MIXED, TINY_CNN, TINY_MIX, counts_of, leaves, same
 from toy_envs import SampledEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
@@ -223,8 +223,8 @@ def test_weights_optimizers_and_replay_equal_those_of_stock_sb3(name: str) -> No
     assert expected.keys() == found.keys()
     assert [path for path in expected if not same(expected[path], found[path])] == []
     assert not any(same(before[path], found[path]) for path in before if path.endswith("weight"))
-    assert (ours.num_timesteps, ours._n_updates) == (stock.num_timesteps, stock._n_updates)
-    assert ours._n_updates >= 4
+    assert counts_of(ours) == counts_of(stock)
+    assert counts_of(ours)[1] >= 4
     assert (ours.replay_buffer.pos, ours.replay_buffer.full) == (stock.replay_buffer.pos, stock.replay_buffer.full)
     columns = [name for name in vars(ours.replay_buffer) if name in COLUMNS]
     assert columns == [name for name in vars(stock.replay_buffer) if name in COLUMNS]
@@ -248,6 +248,6 @@ def test_fused_training_stays_within_rounding_of_stock_sb3(name: str) -> None:
     for path in before:
         moved = (expected[path] - before[path]).norm()
         assert (found[path] - expected[path]).norm() <= 1e-4 * moved, path
-    assert (ours.num_timesteps, ours._n_updates) == (stock.num_timesteps, stock._n_updates)
+    assert counts_of(ours) == counts_of(stock)
     assert (ours.replay_buffer.pos, ours.replay_buffer.full) == (stock.replay_buffer.pos, stock.replay_buffer.full)
     np.testing.assert_allclose(ours.replay_buffer.observations, stock.replay_buffer.observations, atol=1e-4)

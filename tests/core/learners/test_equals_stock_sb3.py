@@ -23,6 +23,7 @@ from stock_training import (
     TINY_CNN,
     TINY_MIX,
     Case,
+    counts_of,
     env_of,
     leaves,
     same,
@@ -104,7 +105,7 @@ def stock_training(name: str) -> tuple[dict[str, Any], dict[str, Any], tuple[int
     model = stock_model(CASES[name])
     before = deepcopy(leaves(model.get_parameters()))
     train_stock(model, CASES[name])
-    return before, leaves(model.get_parameters()), (model.num_timesteps, model._n_updates)
+    return before, leaves(model.get_parameters()), counts_of(model)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -115,7 +116,7 @@ def test_weights_and_optimizer_equal_those_of_stock_sb3(name: str, algorithm: st
     found = leaves(ours.get_parameters())
     assert expected.keys() == found.keys()
     assert [path for path in expected if not same(expected[path], found[path])] == []
-    assert (ours.num_timesteps, ours._n_updates) == counts
+    assert counts_of(ours) == counts
     assert not any(same(before[path], found[path]) for path in before if path.endswith("net.weight"))
 
 
@@ -144,7 +145,7 @@ def test_fused_way_equals_stock_sb3_to_floating_point_tolerance(name: str) -> No
     assert expected.keys() == found.keys()
     for path, value in expected.items():
         th.testing.assert_close(found[path], value, rtol=1e-3, atol=1e-5, msg=lambda text, path=path: f"{path}: {text}")
-    assert (ours.num_timesteps, ours._n_updates) == counts
+    assert counts_of(ours) == counts
     # The tolerance is small next to what was learnt.
     assert not any(th.allclose(before[path], found[path], atol=1e-3) for path in before if path.endswith("net.weight"))
 

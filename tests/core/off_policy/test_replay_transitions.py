@@ -10,6 +10,7 @@ import pytest
 import sb3_contrib
 import stable_baselines3
 from gymnasium import spaces
+from stock_training import counts_of
 from toy_envs import SampledEnv, ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
@@ -134,7 +135,7 @@ def test_an_update_waits_for_a_line_of_transitions() -> None:
         ScriptedEnv, n_envs=3, script={"a": (9, "truncated"), "b": (9, "truncated")}, skips={"b": [1, 2]}
     )
     algorithm = trained(env, 2, learning_starts=0, train_freq=1, batch_size=2)
-    counts = {name: algorithm.policies[name]._n_updates for name in "ab"}
+    counts = {name: counts_of(algorithm.policies[name])[1] for name in "ab"}
     assert counts == {"a": 2, "b": 0}
 
 

@@ -20,7 +20,6 @@ from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies
 from marl_sb3.core import policies as networks
 from marl_sb3.core.config.algorithms import algorithm_info
 from marl_sb3.core.config.networks import CLASSES
-from marl_sb3.core.learners.building import _warn_once
 from marl_sb3.core.policies import resolve_policy_kwargs
 from marl_sb3.extensions.fast.builtin import ALGORITHMS
 from marl_sb3.train import main as train
@@ -187,23 +186,23 @@ WITH_CNN = [
 
 
 @pytest.mark.parametrize(
-    ("algo", "settings", "warns"),
+    ("algo", "settings", "width", "warns"),  # no other test has images of this width
     [
-        ("ppo", {"policy": "MlpPolicy"}, True),
-        ("dqn", {"policy": "MlpPolicy", "buffer_size": 9}, True),
-        ("ppo", {"policy": "CnnPolicy"}, False),
-        ("ppo", {"policy": "MlpPolicy", "policy_kwargs": {"features_extractor_class": "NatureCNN"}}, False),
+        ("ppo", {"policy": "MlpPolicy"}, 41, True),
+        ("dqn", {"policy": "MlpPolicy", "buffer_size": 9}, 42, True),
+        ("ppo", {"policy": "CnnPolicy"}, 43, False),
+        ("ppo", {"policy": "MlpPolicy", "policy_kwargs": {"features_extractor_class": "NatureCNN"}}, 44, False),
     ],
 )
 def test_images_for_a_policy_without_convolutions_are_mentioned_once(
-    algo: str, settings: dict[str, Any], warns: bool, caplog: pytest.LogCaptureFixture
+    algo: str, settings: dict[str, Any], width: int, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _warn_once.cache_clear()
     spec = PolicySpec(algorithm_info(algo).algorithm_class, **settings)
     for _ in range(2):
-        env = make_vec_env(SampledEnv, observation_space=IMAGES, action_space=spaces.Discrete(3))
+        images = spaces.Box(0, 255, (1, 36, width), np.uint8)
+        env = make_vec_env(SampledEnv, observation_space=images, action_space=spaces.Discrete(3))
         MultiAgentAlgorithm(env, {"shared": spec}, n_steps=64, device="cpu")
-    words = "images of shape (1, 36, 36), which MlpPolicy takes as 1296 separate numbers; policy=CnnPolicy"
+    words = f"images of shape (1, 36, {width}), which MlpPolicy takes as {36 * width} separate numbers; policy=CnnPoli"
     assert caplog.text.count(words) == warns
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import stable_baselines3
-from stock_training import leaves, same
+from stock_training import counts_of, leaves, same
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, load_policies, make_vec_env
@@ -54,8 +54,8 @@ def test_each_updates_at_its_own_cadence_and_all_go_on_exactly(build: Any, tmp_p
 
         def _note(self) -> None:
             for name, policy in self.algorithm.policies.items():
-                if policy._n_updates != self.counts[name]:
-                    self.counts[name] = policy._n_updates
+                if counts_of(policy)[1] != self.counts[name]:
+                    self.counts[name] = counts_of(policy)[1]
                     self.steps[name].append(self.number)
 
         def _on_step(self) -> bool:

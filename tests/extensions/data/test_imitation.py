@@ -17,7 +17,8 @@ from small_trainings import assert_goes_on_exactly
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.data.cloning import Cloning, CloningOptions, _split
+from marl_sb3.extensions.data.cloning import Cloning, CloningOptions
+from marl_sb3.extensions.data.demonstrations import demonstrations
 from marl_sb3.extensions.data.imitation import action_loss
 from marl_sb3.extensions.fast.builtin import ALGORITHMS
 
@@ -75,6 +76,10 @@ def training(algo: str, *, n_envs: int = 2, iteration: int | None = None, **more
     kind = Masked if ALGORITHMS[algo].takes_masks else Toy
     env = make_vec_env(lambda: kind(algo in OF_BOXES), n_envs=n_envs, seed=3)
     return MultiAgentAlgorithm(env, {"shared": spec_of(algo, **more)}, n_steps=iteration, seed=4, device="cpu")
+
+
+def data_of(learner: Any, episodes: list[Any]) -> Any:
+    return demonstrations(episodes, learner.rows, learner.processing, learner.algorithm, learn=False)
 
 
 def with_masks(episodes: list[Any]) -> list[Any]:
@@ -139,9 +144,8 @@ def test_a_state_of_a_cloning_that_is_none_is_refused_and_changes_nothing(name: 
 def test_negative_log_likelihood_is_that_of_sb3() -> None:
     algorithm = training("ppo").policies["shared"]
     learner = training("ppo").parts.learners["shared"]
-    cloning = Cloning(learner, copying(PUSHES), CloningOptions(), seed=0)
     loss = action_loss("shared", learner.algorithm)
-    batch = loss.batch(cloning._data, np.array([0, 5]))
+    batch = loss.batch(data_of(learner, copying(PUSHES)), np.array([0, 5]))
     losses, entropies = loss.losses(batch, with_entropy=True)
     _, log_probs, expected = learner.algorithm.policy.evaluate_actions(batch.observations, batch.actions)
     th.testing.assert_close(losses, -log_probs)
@@ -153,7 +157,7 @@ def test_what_fills_up_a_shorter_episode_does_not_count() -> None:
     learner = training("recurrent_ppo").parts.learners["shared"]
     long, other = copying(PUSHES, 2)
     episodes = [long, episode(other.observations[:6], other.actions[:5])]
-    data, loss = Cloning(learner, episodes, CloningOptions(), seed=0)._data, action_loss("shared", learner.algorithm)
+    data, loss = data_of(learner, episodes), action_loss("shared", learner.algorithm)
     both, *alone = (loss.batch(data, np.array(chosen)) for chosen in ([0, 1], [0], [1]))
     assert [batch.number for batch in (both, *alone)] == [17, 12, 5]
     expected = sum(loss.mean(batch)[1] * batch.number for batch in alone) / 17
@@ -161,11 +165,9 @@ def test_what_fills_up_a_shorter_episode_does_not_count() -> None:
 
 
 def test_validation_is_apart_by_episodes_and_decides_which_weights_stay() -> None:
-    train, validation = _split(20, 0.1, np.random.default_rng(0))
-    assert len(validation) == 2
-    assert sorted([*train, *validation]) == list(range(20))
-    assert [len(part) for part in _split(1, 0.5, np.random.default_rng(0))] == [1, 0]
     learner = training("ppo").parts.learners["shared"]
+    for number, validation, parts in ((20, 0.1, (18, 2)), (1, 0.5, (1, 0))):
+        assert Cloning(learner, copying(PUSHES, number), CloningOptions(validation=validation), 0).num_episodes == parts
     # Actions at random: what is learned of them is wrong elsewhere.
     random = np.random.default_rng(0)
     episodes = [episode(each.observations, random.integers(2, size=12)) for each in copying(PUSHES, 6)]
@@ -181,12 +183,12 @@ def test_validation_is_apart_by_episodes_and_decides_which_weights_stay() -> Non
 def test_statistics_of_observations_are_those_of_the_data() -> None:
     learner = training("ppo", normalize_observations=True).parts.learners["shared"]
     episodes = [episode(np.array([[0, 0, 0], [2, 4, 0], [4, 8, 0.0]], np.float32), [0, 1])]
-    cloning = Cloning(learner, episodes, CloningOptions(), seed=0)
+    Cloning(learner, episodes, CloningOptions(), seed=0)
     statistics = learner.processing.statistics["observations"]
     np.testing.assert_allclose(statistics.mean, [2, 4, 0], atol=1e-3)
     np.testing.assert_allclose(statistics.var, [8 / 3, 32 / 3, 0], atol=1e-3)
     expected = np.array([-2, 0, 2]) / np.sqrt(8 / 3)
-    np.testing.assert_allclose(np.asarray(cloning._data.seen)[:, 0], expected, atol=1e-3)
+    np.testing.assert_allclose(np.asarray(data_of(learner, episodes).seen)[:, 0], expected, atol=1e-3)
 
 
 def test_a_policy_that_cannot_be_cloned_is_named() -> None:

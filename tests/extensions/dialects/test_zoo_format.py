@@ -10,7 +10,6 @@ import pytest
 from stable_baselines3 import TD3
 
 import marl_sb3
-from marl_sb3.core.learners import building
 from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.dialects.zoo import parse_literal
@@ -37,7 +36,7 @@ Pendulum-v1: &pendulum
   n_timesteps: !!float 16
   policy: 'MlpPolicy'
   n_steps: !!float 8
-  batch_size: 256
+  batch_size: 259
   n_epochs: 2
   learning_rate: !!float 1e-3
   clip_range: lin_0.2
@@ -62,17 +61,16 @@ def zoo(tmp_path: Path) -> Path:
 
 
 def test_an_entry_of_the_zoo_trains_as_written(zoo: Path, in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
-    building._warn_once.cache_clear()
     run = marl_sb3.train("Pendulum-v1", hparams=zoo, seed=1)
     config, policy = run.config, run.algorithm.policies["shared"]
-    assert (config.n_timesteps, config.hyperparameters["n_steps"], config.hyperparameters["batch_size"]) == (16, 8, 256)
+    assert (config.n_timesteps, config.hyperparameters["n_steps"], config.hyperparameters["batch_size"]) == (16, 8, 259)
     assert all(type(value) is int for value in (config.n_timesteps, config.hyperparameters["n_steps"]))
     assert policy.policy.net_arch == {"pi": [8], "vf": [8, 4]}
     assert policy.policy.activation_fn.__name__ == "ReLU"
     assert policy.use_sde
     assert run.result is not None
     expected = (
-        "policy 'shared': batch_size is 256, larger than its rollout of 8 steps x 2 envs x 1 agent = 16 agent steps: "
+        "policy 'shared': batch_size is 259, larger than its rollout of 8 steps x 2 envs x 1 agent = 16 agent steps: "
         "every epoch is one minibatch of 16"
     )
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == [expected]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import sys
 import textwrap
 import threading
 from collections import defaultdict
@@ -12,6 +11,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from turn_env import TurnEnv, turn_env_plans
 from turn_plans import env_plans
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, Trajectory, make_vec_env
-from marl_sb3.extensions.hooks.rewriting import TrajectoryRewriter, _EnvSteps
+from marl_sb3.extensions.hooks import rewriting
 
 GAMMA, LAMBDA, VALUE = 0.7, 0.6, 2.5
 NET = {"net_arch": []}
@@ -656,52 +656,52 @@ def test_many_trajectories_are_those_of_the_envs(name: str) -> None:
 
 
 # Function, what its source says, and a mistake instead.
-FAULTS: Mapping[str, tuple[Any, str, str]] = {
+FAULTS: Mapping[str, tuple[str, str, str]] = {
     "until the next rollout": (
-        TrajectoryRewriter._rewrite, "turns[-1].end if turns[-1].end >= 0 else next_step", "next_step"
+        "TrajectoryRewriter._rewrite", "turns[-1].end if turns[-1].end >= 0 else next_step", "next_step"
     ),
-    "bootstrap shown": (TrajectoryRewriter._rewrite, "rewards=paid.copy()", "rewards=buffer.rewards[places]"),
-    "bootstrap dropped": (TrajectoryRewriter._rewrite, "rewards + bootstrap)", "rewards)"),
-    "no value of what is dropped": (TrajectoryRewriter._rewrite, "np.float32(buffer.gamma) *", "0 *"),
-    "returns run over gaps": (TrajectoryRewriter._rewrite, "~keep[:-1]], row] = True", "~keep[:-1]], row] = False"),
-    "returns run on after a dropped end": (TrajectoryRewriter.rewrite, "stops[row] = True", "pass"),
+    "bootstrap shown": ("TrajectoryRewriter._rewrite", "rewards=paid.copy()", "rewards=buffer.rewards[places]"),
+    "bootstrap dropped": ("TrajectoryRewriter._rewrite", "rewards + bootstrap)", "rewards)"),
+    "no value of what is dropped": ("TrajectoryRewriter._rewrite", "np.float32(buffer.gamma) *", "0 *"),
+    "returns run over gaps": ("TrajectoryRewriter._rewrite", "~keep[:-1]], row] = True", "~keep[:-1]], row] = False"),
+    "returns run on after a dropped end": ("TrajectoryRewriter.rewrite", "stops[row] = True", "pass"),
     "steps of the first env": (
-        TrajectoryRewriter.before_step, "self._envs[row // agents].number", "self._envs[0].number"
+        "TrajectoryRewriter.before_step", "self._envs[row // agents].number", "self._envs[0].number"
     ),
-    "carried ones begin anew": (TrajectoryRewriter.begin_rollout, "turns[-1:] if", "[] if"),
-    "carried ones are forgotten": (TrajectoryRewriter.rewrite, "turns[-1:] if carried is not None and", "[] if 0 and"),
-    "gaps are joined": (TrajectoryRewriter._show_held, "experience.break_returns(of_row)", "pass"),
+    "carried ones begin anew": ("TrajectoryRewriter.begin_rollout", "turns[-1:] if", "[] if"),
+    "carried ones are forgotten": ("TrajectoryRewriter.rewrite", "turns[-1:] if carried is not None and", "[] if 0 and"),
+    "gaps are joined": ("TrajectoryRewriter._show_held", "experience.break_returns(of_row)", "pass"),
     "terminated for truncated": (
-        TrajectoryRewriter.after_step, "rows.of_agents(step.truncated)", "rows.of_agents(step.terminated)"
+        "TrajectoryRewriter.after_step", "rows.of_agents(step.truncated)", "rows.of_agents(step.terminated)"
     ),
-    "ends are not noted": (TrajectoryRewriter.after_step, "= number, True", "= number, False"),
-    "first info": (TrajectoryRewriter._made, "each[-1]", "each[0]"),
-    "others act on after their end": (TrajectoryRewriter.of_other, "next((n + 1 for", "next((end for"),
+    "ends are not noted": ("TrajectoryRewriter.after_step", "= number, True", "= number, False"),
+    "first info": ("TrajectoryRewriter._made", "each[-1]", "each[0]"),
+    "others act on after their end": ("TrajectoryRewriter.of_other", "next((n + 1 for", "next((end for"),
     "steps of all envs": (
-        TrajectoryRewriter.after_step, "np.flatnonzero(step.stepped).tolist()", "range(len(self._envs))"
+        "TrajectoryRewriter.after_step", "np.flatnonzero(step.stepped).tolist()", "range(len(self._envs))"
     ),
-    "actions of the latest step": (TrajectoryRewriter.before_step, "env.acted is None or any(acting)", "True"),
-    "given up, not shown": (TrajectoryRewriter.give_up, "if noted.held.get(row):", "if False:"),
-    "bootstrap of what is given up shown": (TrajectoryRewriter.give_up, "elif lost is not None and", "elif 0 and"),
-    "forgotten too early": (_EnvSteps.forget, "< needed", "<= needed"),
-    "old observations": (TrajectoryRewriter._show_held, "own[:-1] = given[1:]", "pass"),
-    "truncated unknown": (TrajectoryRewriter.shown, '"truncated": turns[-1].truncated', '"truncated": False'),
+    "actions of the latest step": ("TrajectoryRewriter.before_step", "env.acted is None or any(acting)", "True"),
+    "given up, not shown": ("TrajectoryRewriter.give_up", "if noted.held.get(row):", "if False:"),
+    "bootstrap of what is given up shown": ("TrajectoryRewriter.give_up", "elif lost is not None and", "elif 0 and"),
+    "forgotten too early": ("_EnvSteps.forget", "< needed", "<= needed"),
+    "old observations": ("TrajectoryRewriter._show_held", "own[:-1] = given[1:]", "pass"),
+    "truncated unknown": ("TrajectoryRewriter.shown", '"truncated": turns[-1].truncated', '"truncated": False'),
 }  # fmt: skip
 
 
 def test_faults_can_be_planted() -> None:
-    assert [
-        name for name, (function, right, _) in FAULTS.items() if inspect.getsource(function).count(right) != 1
-    ] == []
+    sources = {name: inspect.getsource(attrgetter(where)(rewriting)) for name, (where, *_) in FAULTS.items()}
+    assert [name for name, (_, right, _) in FAULTS.items() if sources[name].count(right) != 1] == []
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    function, right, wrong = FAULTS[fault]
+    where, right, wrong = FAULTS[fault]
+    function = attrgetter(where)(rewriting)
     source = textwrap.dedent(inspect.getsource(function)).removeprefix("@override\n")
     assert source.count(right) == 1
-    space = dict(vars(sys.modules[function.__module__]))
+    space = dict(vars(rewriting))
     exec(source.replace(right, wrong), space)
     monkeypatch.setattr(function, "__code__", space[function.__name__].__code__)
     found = []
