@@ -90,7 +90,9 @@ def verified_copy(folder: str | Path, key: str | Path) -> Iterator[Path]:
             _copy(folder, copy)
         try:
             verifier.verify(copy, signature)
-            signed = _signed_names(signature)
+            payload = json.loads(signature.read_bytes())["dsseEnvelope"]["payload"]
+            statement = json.loads(base64.b64decode(payload, validate=True))["predicate"]
+            signed = {each["name"] for each in statement["resources"]}
         except Exception as error:  # of forged bundles, whatever the libraries make of them
             why = _in_words(str(error)) or f"the signature is not one of the key {key}"
             raise CheckpointError(f"{folder} is not what was signed: {why}") from error
@@ -120,12 +122,6 @@ def _in_words(message: str) -> str:
     """Shorten a message of model_signing, which shows digests as bytes."""
     text = " ".join(message.split()).replace("\\'", "'").removeprefix("Signature mismatch: ").lstrip("[\"'")
     return text.partition(": Expected")[0].removesuffix("]").rstrip('"')[:400]
-
-
-def _signed_names(signature: Path) -> set[str]:
-    """The names in a signature that was verified."""
-    payload = json.loads(signature.read_bytes())["dsseEnvelope"]["payload"]
-    return {each["name"] for each in json.loads(base64.b64decode(payload, validate=True))["predicate"]["resources"]}
 
 
 @contextmanager

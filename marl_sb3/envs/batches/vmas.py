@@ -87,7 +87,8 @@ class VmasBatch(AdaptedBatch):
             for info in infos
         ]
         ended, late = (np.repeat(each[:, None], len(self._names), axis=1) for each in ends)
-        return BatchedStep(_column(rewards), ended, late, dict(zip(self._names, numbers, strict=True)))
+        paid: Array = th.stack(list(rewards), dim=1).detach().cpu().numpy()
+        return BatchedStep(paid, ended, late, dict(zip(self._names, numbers, strict=True)))
 
     @override
     def observations(self) -> Any:
@@ -100,8 +101,3 @@ class VmasBatch(AdaptedBatch):
 
 def _array(seen: Any) -> Any:
     return {key: _array(own) for key, own in seen.items()} if isinstance(seen, dict) else seen.detach().cpu().numpy()
-
-
-def _column(of_agents: Sequence[Any]) -> Array:
-    stacked: Array = th.stack(list(of_agents), dim=1).detach().cpu().numpy()
-    return stacked
