@@ -11,6 +11,7 @@ from marl_sb3.cli import EXIT_DONE, EXIT_FAILED, BesideENV, Verbosity, assignmen
 from marl_sb3.errors import ConfigError, refuse
 from marl_sb3.output import print_text
 
+_WRAPPERS = ("env_wrapper", "reward_weights")  # settings of runs that wrap the env
 _EPILOG = """\
 With a fault, training fails, learns from wrong data, or cannot be repeated. A
 warning is a possible fault. Advice is optional. Only faults change the exit
@@ -41,7 +42,7 @@ def main(
     settings: Annotated[
         Sequence[str],
         "--set KEY=VALUE",
-        "set env.NAME, an argument of the env, or env_wrapper, its wrappers; may be repeated; default: none",
+        "set env.NAME, an argument of the env, or its env_wrapper or reward_weights; may be repeated; default: none",
     ],
     as_json: Annotated[bool, "--json", "print one JSON object alone; default: text"],
     verbosity: Verbosity,
@@ -56,8 +57,9 @@ def main(
     with standard_console(stderr=True).status("playing") as status:  # shows nothing but in a terminal
         report = examine(
             named,
-            {name.removeprefix("env."): value for name, value in given.items() if name != "env_wrapper"},
+            {name.removeprefix("env."): value for name, value in given.items() if name not in _WRAPPERS},
             env_wrapper=given.get("env_wrapper"),
+            reward_weights=given.get("reward_weights"),
             episodes=episodes,
             steps=steps,
             seed=seed,
@@ -77,11 +79,11 @@ def _given(texts: Sequence[str]) -> dict[str, Any]:
     """Return what `--set` gives, by name.
 
     Raises:
-        ConfigError: one of them is neither `env.KEY=VALUE` nor `env_wrapper=VALUE`.
+        ConfigError: one of them is neither `env.KEY=VALUE` nor one of the settings that wrap an env.
     """
-    accepted = "env.KEY=VALUE, an argument of the env, or env_wrapper=VALUE"
+    accepted = "env.KEY=VALUE, an argument of the env, env_wrapper=VALUE or reward_weights=[NUMBER, ...]"
     found = assignments("--set", texts, accepted)
     for name in found:
-        if not name.startswith("env.") and name != "env_wrapper":
+        if not name.startswith("env.") and name not in _WRAPPERS:
             refuse("--set", name, accepted, name)
     return found

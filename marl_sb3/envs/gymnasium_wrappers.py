@@ -1,7 +1,7 @@
-"""Wrappers of Gymnasium envs that settings name, by a fixed table: nothing is imported because a file says so.
+"""Wrappers of envs that settings name, by a fixed table: nothing is imported because a file says so.
 
-They are those of rl-baselines3-zoo's key `env_wrapper`. Wrappers with statistics or weights of their own are not among
-them: no checkpoint would hold these.
+Those of Gymnasium envs are the ones of rl-baselines3-zoo's key `env_wrapper`. Wrappers with statistics or weights of
+their own are not among them: no checkpoint would hold these.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo.utils import BaseParallelWrapper
 from typing_extensions import override
 
 from marl_sb3.core.envs.converted import BENEATH, SingleAgentEnv, resize
@@ -21,6 +22,7 @@ from marl_sb3.doors import EnvKind, imported
 from marl_sb3.envs.tuples import KIND as TUPLES
 from marl_sb3.envs.tuples import AsAgents
 from marl_sb3.errors import ConfigError, refuse
+from marl_sb3.types import AgentID
 
 Env = gymnasium.Env[Any, Any]
 
@@ -48,22 +50,62 @@ class FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, total, terminated, truncated, info
 
 
-class WeighRewards(gymnasium.RewardWrapper[Any, Any]):
-    """Makes one reward of several.
+class WeighRewards(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Makes one reward of several: their weighted sum. The episode's sum of each is a metric, `reward_0` and so on.
 
     Args:
-        env: the env; it pays an array.
+        env: the env; it pays an array in each step.
         weight: of each number; None: 1.
     """
 
     def __init__(self, env: Env, weight: Sequence[float] | None = None) -> None:
         super().__init__(env)
         self._weight = weight
+        self.metadata = _with_metrics(env.metadata, weight)
 
-    def reward(self, reward: Any) -> float:
-        """Add up the numbers."""
-        weights: Any = np.ones(np.shape(reward)) if self._weight is None else self._weight
-        return float(np.dot(reward, weights))
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the env; the info has each reward."""
+        observation, rewards, terminated, truncated, info = self.env.step(action)
+        reward, parts = _weighed(rewards, self._weight)
+        return observation, reward, terminated, truncated, {**info, **parts}
+
+
+class WeighRewardsOfAgents(BaseParallelWrapper):  # type: ignore[misc]
+    """Does for each agent of a `ParallelEnv` what `WeighRewards` does for the one of a Gymnasium env."""
+
+    def __init__(self, env: ParallelEnv, weight: Sequence[float] | None = None) -> None:
+        super().__init__(env)
+        self._weight = weight
+        self.metadata = _with_metrics(env.metadata, weight)
+
+    def step(self, actions: Mapping[AgentID, Any]) -> tuple[dict[AgentID, Any], ...]:
+        """Step the env; the info of each agent has its rewards."""
+        observations, rewards, terminated, truncated, infos = self.env.step(actions)
+        paid = {}
+        for agent, of_agent in rewards.items():
+            paid[agent], parts = _weighed(of_agent, self._weight)
+            infos = {**infos, agent: {**infos.get(agent, {}), **parts}}
+        return observations, paid, terminated, truncated, infos
+
+
+def _weighed(rewards: Any, weight: Sequence[float] | None) -> tuple[float, dict[str, float]]:
+    """Return the weighted sum of several rewards, and each of them by its name.
+
+    Raises:
+        ConfigError: there are not as many as weights.
+    """
+    parts = np.atleast_1d(rewards)
+    weights: Any = np.ones(len(parts)) if weight is None else weight
+    if parts.shape != np.shape(weights):
+        refuse("reward_weights", weights, f"{parts.size} numbers, for the env pays {rewards!r}")
+    return float(np.dot(parts, weights)), {f"reward_{i}": float(part) for i, part in enumerate(parts)}
+
+
+def _with_metrics(metadata: Mapping[str, Any] | None, weight: Sequence[float] | None) -> dict[str, Any]:
+    """Return the metadata of an env, with a metric for each reward."""
+    names = [f"reward_{i}" for i in range(len(weight or ()))]
+    given = metadata or {}
+    return {**given, "custom_metrics": {**given.get("custom_metrics", {}), **{name: {"key": name} for name in names}}}
 
 
 class ResizeImage(gymnasium.ObservationWrapper[Any, Any, Any]):
@@ -176,7 +218,7 @@ _OF_GYMNASIUM = ("AtariPreprocessing", "ClipAction", "ClipReward", "DelayObserva
                  "TimeLimit")  # fmt: skip
 _OF_MINIGRID = ("FlatObsWrapper", "FullyObsWrapper", "ImgObsWrapper", "OneHotPartialObsWrapper", "RGBImgObsWrapper",
                 "RGBImgPartialObsWrapper")  # fmt: skip
-_WEIGHING = "mo_gymnasium.wrappers.LinearReward"
+_WEIGHING = ("reward_weights", "mo_gymnasium.wrappers.LinearReward")
 _TIME_FEATURE = "sb3_contrib.common.wrappers:TimeFeatureWrapper"
 
 # Name in a file -> the class, or `module:class` of what is imported when it is used.
@@ -188,7 +230,7 @@ WRAPPERS: Mapping[str, type[Any] | str] = {
     f"{_GYMNASIUM}.transform_observation.ResizeObservation": ResizeImage,
     **{f"minigrid.wrappers.{name}": f"minigrid.wrappers:{name}" for name in _OF_MINIGRID},
     "as_agents": AsAgents,
-    _WEIGHING: WeighRewards,
+    **dict.fromkeys(_WEIGHING, WeighRewards),
     "sb3_contrib.common.wrappers.TimeFeatureWrapper": _TIME_FEATURE,
     "rl_zoo3.wrappers.TimeFeatureWrapper": _TIME_FEATURE,
     "rl_zoo3.wrappers.FrameSkip": FrameSkip,
@@ -198,13 +240,16 @@ WRAPPERS: Mapping[str, type[Any] | str] = {
 Named = tuple[str, dict[str, Any]]  # a wrapper's name and its arguments
 
 
-def named_wrappers(given: Any) -> list[Named]:
+def named_wrappers(given: Any, reward_weights: Any = None) -> list[Named]:
     """Read what `env_wrapper` says: a name, `{name: arguments}`, or a list of these, the innermost first.
+
+    Args:
+        reward_weights: those of the setting, a further wrapper.
 
     Raises:
         ConfigError: something else, or a name that is not in the table.
     """
-    named: list[Named] = []
+    named: list[Named] = [] if reward_weights is None else [(_WEIGHING[0], {"weight": reward_weights})]
     for each in given if isinstance(given, (list, tuple)) else [given] if given else []:
         name, arguments = next(iter(each.items())) if isinstance(each, Mapping) and len(each) == 1 else (each, {})
         if name not in WRAPPERS or not isinstance(arguments or {}, Mapping):
@@ -218,7 +263,7 @@ def wrapping_factory(factory: Callable[..., Any], wrappers: Sequence[Named]) -> 
     """Return a factory of the same envs in wrappers; the factory itself without any.
 
     Args:
-        factory: of Gymnasium envs.
+        factory: of Gymnasium envs; or of envs of several agents, for `reward_weights` alone.
         wrappers: the innermost first.
     """
     if not wrappers:
@@ -227,14 +272,17 @@ def wrapping_factory(factory: Callable[..., Any], wrappers: Sequence[Named]) -> 
     @functools.wraps(factory, updated=())  # it has the signature of the factory, but no `make_batched`
     def make(**arguments: Any) -> Env:
         env = factory(**arguments)
+        others = [each for each in wrappers if each[0] not in _WEIGHING]
+        weighing = [each for each in wrappers if each[0] in _WEIGHING]
+        if isinstance(env, ParallelEnv) and not others:
+            return functools.reduce(lambda inner, each: WeighRewardsOfAgents(inner, **each[1]), weighing, env)
         if not isinstance(env, gymnasium.Env):
-            words = f"env_wrapper: the env is a {type(env).__name__}; accepted: a Gymnasium env"
-            raise ConfigError(f"{words}; processing has settings for envs of several agents", key="env_wrapper")
+            key, more = ("env_wrapper", "") if others else ("reward_weights", " or a ParallelEnv")
+            words = f"{key}: the env is a {type(env).__name__}; accepted: a Gymnasium env{more}"
+            raise ConfigError(f"{words}; processing has settings for envs of several agents", key=key)
         if "as_agents" in dict(wrappers) or TUPLES.recognises(env):
             return functools.reduce(_wrapped, wrappers, env)
-        others = [each for each in wrappers if each[0] != _WEIGHING]
-        weighing = [each for each in wrappers if each[0] == _WEIGHING]  # first, so that a meter gets one number
-        meter = _Meter(functools.reduce(_wrapped, weighing, env))
+        meter = _Meter(functools.reduce(_wrapped, weighing, env))  # these first, so that a meter gets one number
         return _ShowsEpisodes(functools.reduce(_wrapped, others, meter), meter)
 
     return make

@@ -67,7 +67,7 @@ def env_of(
         ConfigError: `env_wrapper` names a wrapper that is not in the table, there is no such env, or an argument of the
             env has the name of an argument of `make_vec_env`.
     """
-    made_of, wrappers = factory or config.env, named_wrappers(config.env_wrapper)
+    made_of, wrappers = factory or config.env, named_wrappers(config.env_wrapper, config.reward_weights)
     settings = dict(zip(_OF_ENVS, attrgetter(*_OF_ENVS)(config), strict=True))
     if n_envs is not None and n_envs < config.n_envs and isinstance(config.n_workers, int):
         settings["n_workers"] = min(config.n_workers, n_envs)

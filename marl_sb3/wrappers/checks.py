@@ -172,8 +172,8 @@ def reward_fault(reward: Any) -> str | None:
     except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors with gradients
         finite = False
     if not finite:
-        adds = "env_wrapper=mo_gymnasium.wrappers.LinearReward adds up one agent's, momaland's LinearizeReward several'"
-        return f"is {reward!r}, not a finite number{f'; {adds}' if getattr(reward, 'shape', ()) else ''}"
+        way = "; reward_weights=[NUMBER, ...] makes one reward of several" if getattr(reward, "shape", ()) else ""
+        return f"is {reward!r}, not a finite number{way}"
     return (
         None if abs(reward) <= LARGEST_FLOAT32 else f"is {reward!r}, too large for float32, in which rewards are kept"
     )

@@ -1,9 +1,10 @@
-"""Episodes of wrapped Gymnasium envs are those beneath the wrappers, as SB3's Monitor counts them there."""
+"""Episodes of wrapped Gymnasium envs are those beneath the wrappers, as SB3's Monitor counts them; several rewards."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -14,11 +15,13 @@ from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 from stable_baselines3.common.atari_wrappers import ClipRewardEnv, EpisodicLifeEnv, MaxAndSkipEnv
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
+from toy_envs import ScriptedEnv
 
-from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, evaluate_policies, make_vec_env
+from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, evaluate_policies, make_vec_env, train
 from marl_sb3.core.envs.registry import make_env
 from marl_sb3.core.metrics.episodes import EpisodeTracker
 from marl_sb3.envs.gymnasium_wrappers import named_wrappers, wrapping_factory
+from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.display.filmed_env import FilmedEnv
 
 ATARI = "stable_baselines3.common.atari_wrappers"
@@ -162,6 +165,34 @@ def test_several_rewards_become_one() -> None:
     assert found == [(0.5 * 90.0 - 30.0, 30)]
     (found,) = episodes_of(wrapping_factory(TwoGoals, named_wrappers("mo_gymnasium.wrappers.LinearReward")), 35)
     assert found == (120.0, 30)
+
+
+class TwoGoalsForTwo(ScriptedEnv):
+    """Pays 1 and 10 to one agent, 2 and 20 to the other, in each of three steps."""
+
+    def _reward(self, agent: str) -> Any:
+        return super()._reward(agent) * np.array([1.0, 10.0])
+
+
+@pytest.mark.parametrize(("env", "second"), [(TwoGoals, 30.0), (TwoGoalsForTwo, 90.0)])
+def test_each_of_several_rewards_is_a_metric(tmp_path: Path, env: Any, second: float) -> None:
+    settings = {"reward_weights": [0.5, -1.0], "n_steps": 32, "batch_size": 32, "n_envs": 1}
+    run = train(env, timesteps=64, run_dir=tmp_path / "run", seed=0, settings=settings, progress_bar=False)
+    assert run.result is not None
+    metrics = run.result["env_runners"]
+    first, of_second = (metrics["custom_metrics"][f"reward_{i}_mean"] for i in range(2))
+    assert of_second == second
+    assert metrics["episode_return_mean"] == 0.5 * first - second
+    assert first > 0
+
+
+def test_as_many_weights_are_accepted_as_the_env_pays_rewards() -> None:
+    env = make_vec_env(wrapping_factory(TwoGoals, named_wrappers(None, [1.0, 2.0, 3.0])), 1, seed=0)
+    env.reset()
+    with pytest.raises(
+        ConfigError, match=r"reward_weights is \[1.0, 2.0, 3.0\]; accepted: 2 numbers, for the env pays"
+    ):
+        env.step([np.zeros((1, 1), np.int64)])
 
 
 def test_captions_of_videos_show_what_the_env_pays() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
@@ -45,6 +45,7 @@ def examine(
     env_kwargs: Mapping[str, Any] | None = None,
     *,
     env_wrapper: Any = None,
+    reward_weights: Sequence[float] | None = None,
     episodes: int | None = None,
     steps: int | None = None,
     seed: int = 0,
@@ -59,6 +60,7 @@ def examine(
         env: an env id as on the command line, or a factory, as for `make_vec_env`.
         env_kwargs: arguments of the factory.
         env_wrapper: wrappers of a Gymnasium env, by name, as in settings.
+        reward_weights: of the numbers that the env pays an agent in a step, as in settings; None: it pays one.
         episodes: how many are recorded at most; None: 10, for 3 seconds.
         steps: how many env steps are recorded at most; None: 2,000, for 3 seconds.
         seed: determines the seeds of all episodes and actions.
@@ -83,14 +85,14 @@ def examine(
     assert env_id is not None
     seconds = _RECORD_S if episodes is None and steps is None else _LONG_S
     most = (episodes or (EPISODES if steps is None else steps), steps or (STEPS if episodes is None else sys.maxsize))
-    job = Job(env_id, env_kwargs, seed, *most, seconds, measure_s, timeout_s, env_wrapper)
-    named_wrappers(env_wrapper)  # says what is wrong with them
+    wrappers = named_wrappers(env_wrapper, reward_weights)
+    job = Job(env_id, env_kwargs, seed, *most, seconds, measure_s, timeout_s, wrappers)
     if isolated and CAN_FORK:
         return _examine_apart(job, factory, on_call)
     from marl_sb3.tools.examining.probes import examine_here  # takes seconds: other processes do this otherwise
 
     told = PartialReport()
-    wrapped = wrapping_factory(factory or env_factory(job.env), named_wrappers(job.env_wrapper))
+    wrapped = wrapping_factory(factory or env_factory(job.env), job.wrappers)
     examine_here(EnvUnderTest(job, wrapped), told.take)
     return Report(job.env, job.seed, told.findings, told.facts)
 
@@ -209,6 +211,6 @@ def _examine(link: Link, job: Job) -> None:
     link.write_to(link.descriptors[0])
     link.heartbeat.enter("the import of the env||")
     factory = _factories.get(job.env) or env_factory(job.env)
-    subject = EnvUnderTest(job, wrapping_factory(factory, named_wrappers(job.env_wrapper)), link.heartbeat)
+    subject = EnvUnderTest(job, wrapping_factory(factory, job.wrappers), link.heartbeat)
     examine_here(subject, link.tell)
     subject.rest()

@@ -57,7 +57,7 @@ class Job:
     seconds: float  # how long recording may take
     measure_s: float  # how long speed is measured
     timeout_s: float  # how long one call of the env may take
-    env_wrapper: Any = None  # the wrappers of a Gymnasium env, as settings name them
+    wrappers: Sequence[tuple[str, dict[str, Any]]] = ()  # as `wrapping_factory` takes them
     # Play the first episode and nothing else, to compare it with that of another process.
     only_fingerprint: bool = False
 

@@ -112,8 +112,7 @@ BROKEN_STEPS = {
     "list reward": (saying([1, [2, 3]], REWARDS), "reward is [1, [2, 3]], not a finite number"),
     "array reward": (
         saying(np.zeros(1), REWARDS),
-        "reward is array([0.]), not a finite number; env_wrapper=mo_gymnasium.wrappers.LinearReward adds up one "
-        "agent's, momaland's LinearizeReward several'",
+        "reward is array([0.]), not a finite number; reward_weights=[NUMBER, ...] makes one reward of several",
     ),
     "None info": (saying(None, INFOS), "info is None, not a dictionary"),
 }
