@@ -19,6 +19,7 @@ import numpy as np
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.display.page import Html, Page, note, words
+from marl_sb3.extensions.display.text import one_line
 from marl_sb3.files.atomic import named_by_user, write_whole
 from marl_sb3.results.curves import Curve, Figure, Panel, draw_up
 from marl_sb3.results.reading import read_records
@@ -220,7 +221,7 @@ def _plotly_panel(figure: Figure, panel: Panel) -> Any:
         color, place = _style(figure, curve)
         label = [curve.group] if len(figure.groups) > 1 or not curve.part else []
         name = words(", ".join([*label, *([curve.part] if curve.part else [])]))
-        meta = [f"group {curve.group}", f"part {curve.part}"]
+        meta = [one_line(f"group {curve.group}"), one_line(f"part {curve.part}")]  # as the legend's buttons have it
         if curve.low is not None and curve.high is not None:
             is_known = np.isfinite(curve.low) & np.isfinite(curve.high)
             x, low, high = (values[is_known].tolist() for values in (curve.x, curve.low, curve.high))

@@ -133,9 +133,11 @@ def test_runs_that_are_never_there_together_have_a_line_each(tmp_path: Path) -> 
 def test_a_single_point_has_a_bar_as_its_band(tmp_path: Path) -> None:
     for seed in range(3):
         write_run(tmp_path / str(seed), [float(seed)], seed=seed)
-    figure = draw_up(group_by_settings(read_records(tmp_path)), [RETURN])
+    figure = draw_up(group_by_argument({"a  b": read_records(tmp_path)}), [RETURN])
     assert matplotlib_figure(figure).axes[0].collections[0].get_linewidth() == 5
-    assert '"width":5},' in plotly_html(Page("bars"), figure)
+    html = plotly_html(Page("bars"), figure)
+    assert '"width":5},' in html
+    assert html.count('"meta":["group a b",') == html.count('value="group a b"') + 1  # a button, a band and a curve
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf", "html"])
