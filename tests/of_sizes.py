@@ -118,8 +118,6 @@ def digest(kind: str, size: int) -> str:
 
 
 def main(kind: str, *words: str) -> None:
-    import marl_sb3.compiling  # noqa: F401
-
     how = set[str]()
     for word in words:
         if word == "here":
