@@ -1,9 +1,8 @@
 """Envs and networks of several sizes in one process, or in processes of one folder of compiled code.
 
-As a program: `python of_sizes.py KIND WORD ...` prints a digest for each word that is a size. Sizes after `fork` are
-computed in forked processes, of which each is as one that has just started; after `apart`, with folders of compiled
-code of their own; after `counting`, with functions that numba names by itself. After `here`, none of this is so, and
-what processes have named alike is printed first.
+As a program: `python of_sizes.py KIND WORD ...` prints a digest for each size. Those after `fork` are of forked
+processes; after `apart`, with own folders of compiled code; after `counting`, with functions that numba names by
+itself. After `here`, none of this is so, and what processes have named alike is printed first.
 """
 
 from __future__ import annotations
