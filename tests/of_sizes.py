@@ -1,7 +1,8 @@
 """Envs and networks of several sizes in one process, or in processes of one folder of compiled code.
 
-As a program: `python of_sizes.py KIND SIZE ...` prints a digest for each size; with `fork` before the first size, each
-size is computed in a forked process, and with `counting` as numba names functions by itself.
+As a program: `python of_sizes.py KIND WORD ...` prints a digest for each size. Those after `fork` are of forked
+processes; after `apart`, with own folders of compiled code; after `counting`, with functions that numba names by
+itself. After `here`, none of this is so, and what processes have named alike is printed first.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import itertools
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numba
 import numpy as np
+from compiling_once import shared_symbols
 from gymnasium import spaces
+from numba.core.bytecode import FunctionIdentity
 
 
 def begin(state: Any, rng: np.random.Generator) -> None:
@@ -112,21 +116,25 @@ def digest(kind: str, size: int) -> str:
     return f"{size} {hashlib.sha256(repr(KINDS[kind](size)).encode()).hexdigest()}"
 
 
-def main(kind: str, *sizes: str) -> None:
-    for size in sizes:
-        if size == "counting":
-            from numba.core.bytecode import FunctionIdentity
-
-            import marl_sb3.compiling  # noqa: F401
-
-            FunctionIdentity._unique_ids = itertools.count(1)
-        elif "fork" in sizes and size != "fork":
-            if os.fork() == 0:
-                print(digest(kind, int(size)), flush=True)
-                os._exit(0)
+def main(kind: str, *words: str) -> None:
+    how = set[str]()
+    for word in words:
+        if word == "here":
+            how.clear()
+            print(sorted(shared_symbols(Path(numba.config.CACHE_DIR))))  # type: ignore[attr-defined]
+        elif not word.isdecimal():
+            how.add(word)
+        elif "fork" not in how:
+            print(digest(kind, int(word)), flush=True)
+        elif os.fork():
             os.wait()
-        elif size != "fork":
-            print(digest(kind, int(size)))
+        else:
+            if "counting" in how:
+                FunctionIdentity._unique_ids = itertools.count(1)
+            if "apart" in how:
+                numba.config.CACHE_DIR += f"/{word}"  # type: ignore[attr-defined]
+            print(digest(kind, int(word)), flush=True)
+            os._exit(0)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.extensions.data.dataset import RecordedEpisode
+from marl_sb3.extensions.data.store import EpisodeStore, PolicyKind
 
 BOX, TWO = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
 
@@ -32,6 +34,18 @@ def episode(
         truncated=ends == "truncated",
         **more,
     )
+
+
+def open_store(directory: Path, **options: Any) -> EpisodeStore:
+    """A store of the policies a and b, with 5 episodes in each of its shards."""
+    kinds = {agent: PolicyKind([agent], BOX, TWO) for agent in ("a", "b")}
+    return EpisodeStore(directory, kinds, "test", shard_episodes=5, **options)
+
+
+def add(store: EpisodeStore) -> None:
+    """Add an episode of both, of two steps."""
+    one = episode(np.zeros((3, 3), np.float32), [0, 1])
+    store.add([replace(one, episode_id=store.next_id, policy_id=agent, agent=agent) for agent in ("a", "b")])
 
 
 def write_dataset(

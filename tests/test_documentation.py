@@ -102,6 +102,8 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
     for algorithm in algorithms:
         monkeypatch.setattr(algorithm, "learn", capped(algorithm.learn))
+    algo, iterate = MultiAgentAlgorithm, MultiAgentAlgorithm.train_iteration
+    monkeypatch.setattr(algo, "train_iteration", lambda self: (budget(self, MOST_ENV_STEPS), iterate(self))[1])
     height, width, _, *more = ArenaEnv.__init__.__defaults__ or ()
     monkeypatch.setattr(ArenaEnv.__init__, "__defaults__", (height, width, EPISODE_STEPS, *more))
 

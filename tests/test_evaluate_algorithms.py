@@ -14,8 +14,8 @@ from marl_sb3.extensions.fast.builtin import ALGORITHMS
 
 ROLLOUTS = {"n_steps": 4}
 MINIBATCHES = {**ROLLOUTS, "batch_size": 4}
-# An iteration has 1000 env steps.
-REPLAY = {"learning_starts": 4, "batch_size": 4, "buffer_size": 50, "train_freq": 500}
+# A training ends with its first update.
+REPLAY = {"learning_starts": 4, "batch_size": 4, "buffer_size": 50, "train_freq": 4}
 CASES = {
     **dict.fromkeys(("ppo", "trpo", "recurrent_ppo"), ("CartPole-v1", MINIBATCHES)),
     **dict.fromkeys(("maskable_ppo", "maskable_trpo"), ("classic/tictactoe-v3", MINIBATCHES)),

@@ -74,7 +74,7 @@ def nash_conv(
     snapshots = _snapshots(run, bundle) if checkpoint is None else {}
     if snapshots:
         members = [np.stack([tabulated(one) for one in snapshots[agent]]) for agent in game_env.possible_agents]
-        table.action_probability_array = _drawn_once(members, table)
+        table.action_probability_array = drawn_once(members, table)
         counts = {agent: len(own) for agent, own in snapshots.items()}
         found["pool"] = {**_measured(table, game_env.possible_agents), "snapshots": counts}
     return found
@@ -176,7 +176,7 @@ def _probabilities(bundle: PolicyBundle, env: OpenSpielEnv, states: list[Any], d
     return probabilities
 
 
-def _drawn_once(members: Sequence[Array], table: Any) -> Array:
+def drawn_once(members: Sequence[Array], table: Any) -> Array:
     """Return the policy of players who draw one of several policies for each game, (states, actions): it is one, too.
 
     By Kuhn's theorem: in each state, the policies count as much as their own actions make it likely to get there.

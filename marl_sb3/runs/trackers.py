@@ -180,7 +180,7 @@ class MlflowTracker:
             number = self._client.create_experiment(experiment) if found is None else found.experiment_id
             self._id = self._client.create_run(number, run_name=start.name, tags=dict(start.tags)).info.run_id
             texts = {
-                _mlflow_name(name): value if isinstance(value, str) else json.dumps(value)
+                mlflow_name(name): value if isinstance(value, str) else json.dumps(value)
                 for name, value in _flat(start.settings)
             }
             parameters = [Param(name, text[:_LONGEST_PARAMETER]) for name, text in texts.items()]
@@ -197,14 +197,14 @@ class MlflowTracker:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
-        numbers = {_mlflow_name(name): value for name, value in entry.numbers.items()}
+        numbers = {mlflow_name(name): value for name, value in entry.numbers.items()}
         # The iteration comes last: a resume asks for it to know what the run has.
         names = sorted(numbers, key=lambda name: name == "iteration")
         metrics = [Metric(name, float(numbers[name]), now_ms, entry.step) for name in names]
         for first in range(0, len(metrics), _MOST_METRICS):
             self._client.log_batch(self._id, metrics=metrics[first : first + _MOST_METRICS], synchronous=True)
         for name, picture in entry.pictures.items():
-            self._client.log_image(self._id, picture, key=_mlflow_name(name), step=entry.step)
+            self._client.log_image(self._id, picture, key=mlflow_name(name), step=entry.step)
         for path in entry.films.values():
             self._client.log_artifact(self._id, str(path), "media")
 
@@ -225,7 +225,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
-def _mlflow_name(name: str) -> str:
+def mlflow_name(name: str) -> str:
     """Return a name that MLflow accepts: others have `_` for a character, or for a part of a path."""
     parts = (re.sub(r"[^\w.\- :]", "_", part) for part in name.split("/"))
     return "/".join(part if part.strip(".") else "_" for part in parts)

@@ -102,8 +102,8 @@ def test_workers_are_started_again_when_the_process_that_starts_them_is_killed_m
         nonlocal starts
         starts += 1
         if starts == 2:
-            server._process.kill()
-            server._process.wait()
+            (process := server._process).kill()
+            process.wait()
         return start(server, *arguments)
 
     monkeypatch.setattr(ForkServer, "start", killed)

@@ -26,7 +26,7 @@ from marl_sb3.core.acting.by_agent import PolicyBundle
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.playing import play
 from marl_sb3.runs import equilibrium
-from marl_sb3.runs.equilibrium import _drawn_once
+from marl_sb3.runs.equilibrium import drawn_once
 
 KUHN, LEDUC = "open_spiel/kuhn_poker", "open_spiel/leduc_poker"
 CARDS = "JQK"
@@ -126,7 +126,7 @@ def test_the_table_is_what_is_played() -> None:
     for parameter in algo.policies["shared"].policy.action_net.parameters():
         th.nn.init.normal_(parameter, generator=th.Generator().manual_seed(0))
     env = make_vec_env(LEDUC, n_envs=64)
-    played = play(algo, env, 2000, deterministic=False, seed=0).agent_returns("player_0")
+    played = play(algo, env, 600, deterministic=False, seed=0).agent_returns("player_0")
     expected = nash_conv(algo, LEDUC)["returns"]["player_0"]
     assert abs(np.mean(played) - expected) < 4 * np.std(played) / np.sqrt(len(played))
 
@@ -138,7 +138,7 @@ def test_who_draws_a_policy_for_each_game_plays_as_one_policy_does() -> None:
     bets, draws = np.zeros((12, 2)), np.full((12, 2), 0.5)
     bets[:, 1] = 1.0
     members = np.stack([bets, draws])
-    found = _drawn_once([members, members], table)
+    found = drawn_once([members, members], table)
     first = table.game.new_initial_state()
     for action in (0, 1):  # the cards
         first.apply_action(action)
@@ -146,7 +146,7 @@ def test_who_draws_a_policy_for_each_game_plays_as_one_policy_does() -> None:
     for action in (0, 1):  # passes, which only the second does; the other player bets
         first.apply_action(action)
     np.testing.assert_allclose(found[table.state_index(first)], [0.5, 0.5])
-    never = _drawn_once([bets[None], bets[None]], table)
+    never = drawn_once([bets[None], bets[None]], table)
     np.testing.assert_array_equal(never, bets)  # in states that nobody gets to, too
 
 

@@ -83,7 +83,7 @@ def test_a_training_goes_on_from_it(run: marl_sb3.Run, tmp_path: Path) -> None:
 
 
 def test_it_is_resumed(data: Path, tmp_path: Path) -> None:
-    settings = {"learning_starts": 2, "batch_size": 4}
+    settings = {"learning_starts": 2, "batch_size": 4, "train_freq": 100}
     run = cloned(data, tmp_path / "cloned", settings=settings)
     resumed = marl_sb3.train(resume=run.folder, timesteps=1000, progress_bar=False)
     assert resumed.algorithm.iteration == 4

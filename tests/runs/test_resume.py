@@ -29,12 +29,13 @@ from marl_sb3.signals import handled
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "shared": {},
-    "per agent": {"policies": "per_agent"},
-    "sync": {"vectorizer": "sync"},
-    "supersuit": {"vectorizer": "supersuit"},
     "turns": {"env": "classic/tictactoe-v3", "policies": "per_agent"},
-    "one frozen": {"policies": "per_agent", "settings": {"policies_to_train": ["agent2"]}},
-    "swap": {"policies": "per_agent", "settings": {"mapping": "swap"}},
+    "one frozen, supersuit": {
+        "policies": "per_agent",
+        "settings": {"policies_to_train": ["agent2"]},
+        "vectorizer": "supersuit",
+    },
+    "swap, sync": {"policies": "per_agent", "settings": {"mapping": "swap"}, "vectorizer": "sync"},
 }
 
 

@@ -23,7 +23,7 @@ from marl_sb3 import ConfigError, MultiAgentCallback
 from marl_sb3.core.metrics.names import flatten
 from marl_sb3.core.training.results import ResultLogger
 from marl_sb3.runs import tracking
-from marl_sb3.runs.trackers import TRACKERS, Entry, Start, _mlflow_name
+from marl_sb3.runs.trackers import TRACKERS, Entry, Start, mlflow_name
 from marl_sb3.runs.tracking import TrackerOutput
 from marl_sb3.train import main as train
 
@@ -284,7 +284,7 @@ def test_of_many_agents_the_quantiles_are_sent(tmp_path: Path) -> None:
     [("a/b_1.c-d e:f", "a/b_1.c-d e:f"), ("agent#1/é", "agent_1/é"), ("a//b", "a/_/b"), ("../x", "_/x"), ("a/", "a/_")],
 )
 def test_names_that_mlflow_refuses_are_changed(name: str, accepted: str) -> None:
-    assert _mlflow_name(name) == accepted
+    assert mlflow_name(name) == accepted
 
 
 # --- The trackers themselves, where they are installed ---------------------------------------------------------------

@@ -194,9 +194,9 @@ def prepare_study(env: str | EnvFactory | None = None, **options: Unpack[SearchO
     if study is not None:
         _require_meant(name, folder, named, new_study)
     fields = {"env": env_id, "name": name, **given}
-    search = _search(before, fields, space, grid)
+    search = search_of(before, fields, space, grid)
     if before is None and search.hparams is None and (picked := _picked_rollouts(search, factory)) is not None:
-        search = _search(None, {**fields, "hparams": picked}, space, grid)
+        search = search_of(None, {**fields, "hparams": picked}, space, grid)
     config = search.config({})
     require_trusted(config.code(), config.sources, given.get("settings") or ())
     for note in notes:
@@ -285,7 +285,7 @@ def _require_meant(name: str, folder: Path, env: str | None, new_study: bool) ->
         )
 
 
-def _search(before: Search | None, given: Mapping[str, Any], space: SpaceSource, grid: Grid) -> Search:
+def search_of(before: Search | None, given: Mapping[str, Any], space: SpaceSource, grid: Grid) -> Search:
     """The search of a new study, or that of an existing one, `before`, with the fields and the space given now."""
     fields = {**({} if before is None else vars(before)), **given}
     if before is not None:

@@ -59,6 +59,8 @@ LAYOUTS = {"shared": ("shared",), "per agent": ("a", "b"), "central critic": ("s
 
 
 each_learner = pytest.mark.parametrize("kind", LEARNERS.values(), ids=LEARNERS)
+ON_ITS_OWN_PATH = {name: kind for name, kind in LEARNERS.items() if "PyTorch" not in name}  # which differ in the path
+each_on_its_own_path = pytest.mark.parametrize("kind", ON_ITS_OWN_PATH.values(), ids=ON_ITS_OWN_PATH)
 
 
 def tensors(algorithm: MultiAgentAlgorithm, policy_id: str) -> dict[str, np.ndarray]:
@@ -99,6 +101,12 @@ def test_one_policy_equals_stock_sb3_bit_for_bit(kind: Kind) -> None:
     assert stock.num_timesteps == ours.policies["shared"].num_timesteps
 
 
+def paying(kind: Kind, rewards: list[float]) -> Any:
+    """Envs that pay so much to agent b, and the same to agent a."""
+    script = {"a": (5, "truncated"), "b": (5, "truncated")}
+    return kind.scripted(n_envs=2, script=script, rewards={"b": rewards})
+
+
 class Watch(MultiAgentCallback):
     """Notes what is due after each step, and the metrics of each iteration."""
 
@@ -117,13 +125,19 @@ class Watch(MultiAgentCallback):
 
 
 @each_learner
-def test_metrics_have_the_names_that_were_announced_and_it_counts_down_to_its_update(kind: Kind) -> None:
-    watch, algorithm = Watch(), make(kind)
+def test_metrics_and_weights_are_of_its_own_agents_and_it_counts_down_to_its_update(kind: Kind) -> None:
+    """Its metrics have the names that were announced; what another policy's agents are paid does not matter."""
+    watch, algorithm = Watch(), make(kind, env=paying(kind, [1.0] * 5))
     learner = algorithm.parts.learners["a"]
     announced = {name for name in algorithm.metric_names() if name.startswith("learners/a/")}
     assert announced == {f"learners/a/{name}" for name in learner.metric_names}
     assert list(learner.metrics({})) == list(learner.metric_names)
     algorithm.learn(2 * 6 * 2, callback=watch)
+    other = make(kind, env=paying(kind, [9.0, -3.0, 5.0, 0.0, 2.0])).learn(2 * 6 * 2)
+    of_one, of_other = ({policy_id: tensors(each, policy_id) for policy_id in "ab"} for each in (algorithm, other))
+    for name, value in of_one["a"].items():
+        np.testing.assert_array_equal(of_other["a"][name], value)
+    assert any(not np.array_equal(value, of_other["b"][name]) for name, value in of_one["b"].items())
     metrics = watch.metrics[0]
     assert list(metrics) == list(learner.metric_names)
     assert metrics["num_module_steps_trained"] > 0
@@ -132,21 +146,6 @@ def test_metrics_have_the_names_that_were_announced_and_it_counts_down_to_its_up
     assert "total_loss" not in metrics or metrics["total_loss"] is not None
     n_steps = kind.hyperparameters[kind.cadence]
     assert watch.due == [n_steps - 1 - step % n_steps for step in range(12)]
-
-
-@each_learner
-def test_what_another_policys_agents_are_paid_does_not_matter(kind: Kind) -> None:
-    def trained(rewards: list[float]) -> MultiAgentAlgorithm:
-        script = {"a": (5, "truncated"), "b": (5, "truncated")}
-        algorithm = make(kind, env=kind.scripted(n_envs=2, script=script, rewards={"b": rewards}))
-        algorithm.train_iteration()
-        return algorithm
-
-    one, other = trained([1.0] * 5), trained([9.0, -3.0, 5.0, 0.0, 2.0])
-    of_one, of_other = ({policy_id: tensors(each, policy_id) for policy_id in "ab"} for each in (one, other))
-    for name, value in of_one["a"].items():
-        np.testing.assert_array_equal(of_other["a"][name], value)
-    assert any(not np.array_equal(value, of_other["b"][name]) for name, value in of_one["b"].items())
 
 
 @pytest.mark.parametrize(
@@ -166,53 +165,52 @@ def test_a_single_transition_leaves_the_weights_finite(kind: Kind) -> None:
     assert not all(np.array_equal(value, after[name]) for name, value in before.items())
 
 
-@each_learner
-def test_a_training_goes_on_exactly_from_within_a_rollout_and_from_its_end(kind: Kind, tmp_path: Path) -> None:
-    """Iterations of 4 steps end within rollouts of 6 and of 3, the third at their ends; agent b waits meanwhile."""
+@each_on_its_own_path
+def test_a_training_goes_on_exactly_from_within_a_rollout(kind: Kind, tmp_path: Path) -> None:
+    """The second of the iterations of 4 steps ends within rollouts of 6 and of 3; agent b waits meanwhile."""
     whole = make(kind, env=kind.in_turns(), n_steps=4)
-    expected = []
-    for iteration in range(1, 5):
-        expected.append(whole.train_iteration()["learners"])
+    for iteration in (1, 2):
+        whole.train_iteration()
         assert whole.num_timesteps == iteration * 4 * 2
-        if iteration in (2, 3):
-            whole.save(tmp_path / str(iteration))
-    for saved in (2, 3):
-        again = MultiAgentAlgorithm.load(
-            tmp_path / str(saved),
-            kind.in_turns(),
-            policies={policy_id: kind.spec() for policy_id in whole.policies},
-            device="cpu",
-            update_path=kind.update_path,
-        )
-        assert [again.train_iteration()["learners"] for _ in expected[saved:]] == expected[saved:]
-        assert_same(again, whole)
+    whole.save(tmp_path / "saved")
+    expected = whole.train_iteration()["learners"]
+    again = MultiAgentAlgorithm.load(
+        tmp_path / "saved",
+        kind.in_turns(),
+        policies={policy_id: kind.spec() for policy_id in whole.policies},
+        device="cpu",
+        update_path=kind.update_path,
+    )
+    assert again.train_iteration()["learners"] == expected
+    assert_same(again, whole)
 
 
-@each_learner
-def test_a_policy_that_is_not_trained_keeps_its_weights_and_acts_by_those_that_it_is_given(kind: Kind) -> None:
-    """Its own n_steps do not matter: 50 are more than an iteration, 1 is less."""
-    for n_steps in (50, 2):
-        env = kind.scripted(n_envs=2)
-        specs = {"a": kind.spec(**{kind.cadence: n_steps}), "b": kind.spec()}
-        algorithm = MultiAgentAlgorithm(
-            env, specs, policies_to_train=["b"], n_steps=6, seed=3, device="cpu", update_path=kind.update_path
-        )
-        before = {policy_id: tensors(algorithm, policy_id) for policy_id in algorithm.policies}
-        algorithm.train_iteration()
-        for policy_id, weights in before.items():
-            after = tensors(algorithm, policy_id)
-            kept = [np.array_equal(value, after[name]) for name, value in weights.items()]
-            assert all(kept) == (policy_id == "a")
-        with th.no_grad():
-            bias: Any = algorithm.policies["a"].policy.get_submodule(kind.chooses).bias
-            values = [-99.0, -99.0, 99.0]
-            bias[:3].copy_(th.tensor(values[-len(bias) :]))  # of actions of several parts, those of the choice
-        algorithm.train_iteration()
-        for received in env.call("received", range(2)):
-            taken = [round(np.asarray(actions["a"]).item(), 1) for actions in received if "a" in actions]
-            always = 1 if kind.continuous else 2
-            assert set(taken[-6:]) == {always}
-            assert set(taken[:6]) != {always}
+@pytest.mark.parametrize(("kind", "n_steps"), [*zip(LEARNERS.values(), cycle((50, 2)), strict=False)], ids=LEARNERS)
+def test_a_policy_that_is_not_trained_keeps_its_weights_and_acts_by_those_that_it_is_given(
+    kind: Kind, n_steps: int
+) -> None:
+    """Its own n_steps do not matter: 50 are more than an iteration, 2 are less."""
+    env = kind.scripted(n_envs=2)
+    specs = {"a": kind.spec(**{kind.cadence: n_steps}), "b": kind.spec()}
+    algorithm = MultiAgentAlgorithm(
+        env, specs, policies_to_train=["b"], n_steps=6, seed=3, device="cpu", update_path=kind.update_path
+    )
+    before = {policy_id: tensors(algorithm, policy_id) for policy_id in algorithm.policies}
+    algorithm.train_iteration()
+    for policy_id, weights in before.items():
+        after = tensors(algorithm, policy_id)
+        kept = [np.array_equal(value, after[name]) for name, value in weights.items()]
+        assert all(kept) == (policy_id == "a")
+    with th.no_grad():
+        bias: Any = algorithm.policies["a"].policy.get_submodule(kind.chooses).bias
+        values = [-99.0, -99.0, 99.0]
+        bias[:3].copy_(th.tensor(values[-len(bias) :]))  # of actions of several parts, those of the choice
+    algorithm.train_iteration()
+    for received in env.call("received", range(2)):
+        taken = [round(np.asarray(actions["a"]).item(), 1) for actions in received if "a" in actions]
+        always = 1 if kind.continuous else 2
+        assert set(taken[-6:]) == {always}
+        assert set(taken[:6]) != {always}
 
 
 NOT_IN_SB3 = {"stock TRPO"}  # it differentiates with respect to all parameters
@@ -250,11 +248,10 @@ def assert_goes_on(build: Callable[[], MultiAgentAlgorithm], saved: Path) -> Non
     assert_same(again, whole)
 
 
-ON_ITS_OWN_PATH = {name: kind for name, kind in LEARNERS.items() if "PyTorch" not in name}  # which differ in the path
-
-
-@pytest.mark.parametrize("kind", ON_ITS_OWN_PATH.values(), ids=ON_ITS_OWN_PATH)
+@each_on_its_own_path
 def test_a_training_with_a_policy_that_is_not_trained_goes_on(kind: Kind, tmp_path: Path) -> None:
+    """From the end of rollouts of the one that is trained."""
+
     def build() -> MultiAgentAlgorithm:
         specs = {"a": kind.spec(**{kind.cadence: 2}), "b": kind.spec()}
         return MultiAgentAlgorithm(kind.in_turns(), specs, policies_to_train=["b"], n_steps=6, seed=3, device="cpu")

@@ -16,6 +16,7 @@ from compiling_once import shared_symbols
 from marl_sb3.systems import CAN_FORK
 
 SIZES = "2", "4"
+pytestmark = pytest.mark.skipif(not CAN_FORK, reason="this system cannot fork processes")
 
 
 def printed(folder: Path, *arguments: str) -> list[str]:
@@ -25,18 +26,10 @@ def printed(folder: Path, *arguments: str) -> list[str]:
     return subprocess.run(line, env=variables, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def fill(folder: Path, kind: str, how: str) -> list[str]:
-    """Compile each size in a process of its own."""
-    if how == "forked":
-        return printed(folder, kind, "fork", *SIZES)
-    words = ["counting"] if how == "counting alike" else []
-    return [line for size in SIZES for line in printed(folder, kind, *words, size)]
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
-    """What a process prints that knows one size only, with no compiled code of others."""
-    return cache(lambda kind: [line for size in SIZES for line in printed(tmp_path_factory.mktemp("one"), kind, size)])
+    """What processes print that know one size only, with no compiled code of others."""
+    return cache(lambda kind: printed(tmp_path_factory.mktemp("one"), kind, "fork", "apart", *SIZES))
 
 
 SHORT = [("rules", "forked"), ("rules", "counting alike")]
@@ -47,15 +40,18 @@ LONG = [(kind, how) for kind in of_sizes.KINDS for how in ("forked", "separate",
 def test_sizes_that_processes_compiled_do_in_one_process_what_they_do_alone(
     kind: str, how: str, tmp_path: Path, alone: Callable[[str], list[str]]
 ) -> None:
-    if how == "forked" and not CAN_FORK:
-        pytest.skip("this system cannot fork processes")
-    assert fill(tmp_path, kind, how) == alone(kind)
-    if how != "counting alike":  # there, what this process would mistake is compiled anew
-        assert not shared_symbols(tmp_path)
-    assert printed(tmp_path, kind, *SIZES) == alone(kind)
+    sizes = SIZES[::-1] if (kind, how) in LONG and (kind, how) not in SHORT else SIZES
+    expected = dict(zip(SIZES, alone(kind), strict=True))
+    if how == "separate":
+        assert [line for size in SIZES for line in printed(tmp_path, kind, size)] == alone(kind)
+        *filled, shared, one, other = [*alone(kind), *printed(tmp_path, kind, "here", *sizes)]
+    else:
+        words = ["fork", *["counting"] * (how == "counting alike")]
+        *filled, shared, one, other = printed(tmp_path, kind, *words, *SIZES, "here", *sizes)
+    assert filled == alone(kind)
+    assert (shared == "[]") == (how != "counting alike")  # what this process would mistake there is compiled anew
+    assert [one, other] == [expected[size] for size in sizes]
     assert not shared_symbols(tmp_path)
-    if (kind, how) in LONG:
-        assert printed(tmp_path, kind, *reversed(SIZES)) == alone(kind)[::-1]
 
 
 def test_sizes_differ(alone: Callable[[str], list[str]]) -> None:

@@ -7,9 +7,6 @@ import json
 import logging
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,12 +16,14 @@ import minari
 import numpy as np
 import pytest
 import torch as th
+from forked import ForkServer
 from gymnasium import spaces
 from odd_files import content
-from recordings import BOX, TWO
+from recordings import BOX, TWO, add, open_store
 from small_trainings import same_weights
 from toy_envs import TwoKinds
 from turn_env import Move, TurnEnv, TurnPlan
+from waiting import wait_for
 
 import marl_sb3
 from marl_sb3 import MultiAgentCallback, estimate_policies
@@ -37,7 +36,6 @@ from marl_sb3.extensions.data import store as store_module
 from marl_sb3.extensions.data.dataset import RecordedEpisode, joint_episodes, read_policy_data, recorded_policies
 from marl_sb3.extensions.data.recorder import Timeline, recorder_of
 from marl_sb3.extensions.data.store import EpisodeStore, PolicyKind
-from marl_sb3.systems import CAN_FORK
 from marl_sb3.train import main as train_command
 
 SETTINGS = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15, "policy_kwargs.net_arch": [8]}
@@ -400,30 +398,6 @@ def test_a_timeline_keeps_what_is_needed_and_grows() -> None:
 # --- The end of a process --------------------------------------------------------------------------------------------
 
 
-def episode(episode_id: str, agent: str = "a") -> RecordedEpisode:
-    return RecordedEpisode(
-        agent,
-        agent,
-        episode_id,
-        0,
-        1,
-        np.zeros((3, 3), np.float32),
-        np.array([0, 1]),
-        np.array([1.0, 2.0]),
-        True,
-        False,
-    )
-
-
-def open_store(directory: Path, **options: Any) -> EpisodeStore:
-    kinds = {agent: PolicyKind([agent], BOX, TWO) for agent in ("a", "b")}
-    return EpisodeStore(directory, kinds, "test", shard_episodes=5, **options)
-
-
-def add(store: EpisodeStore) -> None:
-    store.add([episode(store.next_id, agent) for agent in ("a", "b")])
-
-
 @pytest.mark.parametrize("replacements", range(6))
 def test_a_store_that_dies_between_any_two_files_stays_readable_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replacements: int
@@ -456,27 +430,25 @@ def test_a_store_that_dies_between_any_two_files_stays_readable_and_goes_on(
 
 
 KILLED = """
-import os, signal, sys
 from pathlib import Path
-sys.path[:0] = [{tests!r}, {data!r}]
-from test_recording import add, open_store
-store = open_store(Path({directory!r}))
+from recordings import add, open_store
+store = open_store(Path("killed"))
 while True:
     add(store)
     print(store.joint_episodes, flush=True)
 """
 
 
-@pytest.mark.skipif(not CAN_FORK, reason="it takes a signal of POSIX")
-def test_what_was_finished_is_there_after_a_kill(tmp_path: Path) -> None:
-    here = Path(__file__).parent
-    code = KILLED.format(tests=str(here.parents[1]), data=str(here), directory=str(tmp_path / "killed"))
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        said = next(line for line in process.stdout if int(line) >= 42)
-        process.send_signal(signal.SIGKILL)
-    found = list(joint_episodes(tmp_path / "killed"))
-    assert len(found) >= int(said) // 5 * 5
+def test_what_was_finished_is_there_after_a_kill(in_tmp: Path, server: ForkServer) -> None:
+    Path("adds.py").write_text(KILLED)
+    Path("output").touch()
+    process = server.run(["adds.py"], "output")
+    wait_for(lambda: Path("output").read_text().count("\n") >= 42)
+    process.kill()
+    process.wait()
+    said = Path("output").read_text().count("\n")
+    found = list(joint_episodes(in_tmp / "killed"))
+    assert len(found) >= said // 5 * 5
     assert len(found) % 5 == 0
 
 

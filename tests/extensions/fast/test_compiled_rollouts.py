@@ -38,7 +38,6 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 CASES: dict[str, dict[str, Any]] = {
     "shared": {},
-    "per agent": {"policies": "per_agent"},
     "places as coordinates": {"env_kwargs": {"observe": "coordinates", "max_timesteps": 7}},
     "a team that sees a window": {
         "env_kwargs": {"observe": "window", "window": 3, "max_timesteps": 7},
@@ -47,7 +46,6 @@ CASES: dict[str, dict[str, Any]] = {
     "a team of policies": {"env": Drifting, "policies": "per_agent", "team_reward": "sum", "clip_rewards": 0.5},
     "layers in common": {"policy_kwargs": {"net_arch": [8], "features_extractor_class": MlpFeatures}},
     "a2c": {"algorithm": "a2c", "batch_size": None, "n_epochs": None},
-    "real numbers": {"env": Drifting},
     "real numbers, per agent": {"env": Drifting, "policies": "per_agent", "seed": 7},
     "a horizon": {"env": Drifting, "env_kwargs": {"episode_horizon": 4}},
     "many short episodes": {"n_envs": 20, "n_steps": 40, "env_kwargs": {"max_timesteps": 1}},
@@ -62,8 +60,14 @@ CASES: dict[str, dict[str, Any]] = {
         "policy_kwargs": None,
     },
     "cart pole": {"env": "CartPole-v1", "n_envs": 5},
-    "normalised observations": {"env": Drifting, "normalize_observations": True, "clip_observations": 1.5},
-    "normalised rewards": {"env": Drifting, "normalize_rewards": True, "clip_normalized_rewards": 1.0, "seed": 7},
+    "normalised and clipped": {
+        "env": Drifting,
+        "normalize_observations": True,
+        "clip_observations": 1.5,
+        "normalize_rewards": True,
+        "clip_normalized_rewards": 1.0,
+        "seed": 7,
+    },
     "everything of it, per agent": {
         "env": Uneven,
         "policies": {
@@ -76,19 +80,13 @@ CASES: dict[str, dict[str, Any]] = {
         "n_steps": 4,
     },
     "rescaled actions": {"env": "Pendulum-v1", "rescale_actions": True, "normalize_observations": True},
-    "masks": {
-        "env": Masked,
-        "policies": {"sides": PolicySpec(MaskablePPO), "guide": PolicySpec(MaskablePPO)},
-        "policy_mapping_fn": {"left": "sides", "guide": "guide", "right": "sides"},
-    },
     "masks for one of two policies": {
         "env": Masked,
         "policies": {"sides": PolicySpec(PPO), "guide": PolicySpec(MaskablePPO, normalize_observations=True)},
         "policy_mapping_fn": {"left": "sides", "guide": "guide", "right": "sides"},
     },
-    "stacked numbers": {"env": Drifting, "frame_stack": 3, "normalize_observations": True},
     "stacked categories": {"frame_stack": 3, "env_kwargs": {"max_timesteps": 7}},
-    "time and agents": {"env": Drifting, "time_feature": 6, "agent_indicator": True, "n_envs": 5},
+    "stacked numbers, time and agents": {"env": Drifting, **PROCESSED, "frame_stack": 3, "n_envs": 5},
     "everything that is appended to stacked categories": {
         "env": UnevenCategories,
         "policies": {

@@ -49,7 +49,7 @@ def read(buffer: Any, other: Any, **changed: Any) -> None:
     buffer.read_state(StateReader(other.get_state(), "here"), file)()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(KINDS), st.integers(1, 3), st.integers(3, 30))
 def test_minibatches_are_those_of_stacks(seed: int, kinds: Any, rows: int, size: int) -> None:
     """Frames are often equal, or of zeros; agents wait, miss frames, and end in any way; buffers are read back."""

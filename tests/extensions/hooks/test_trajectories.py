@@ -669,11 +669,7 @@ FAULTS: Mapping[str, tuple[str, str, str]] = {
         "TrajectoryRewriter.before_step", "self._envs[row // agents].number", "self._envs[0].number"
     ),
     "carried ones begin anew": ("TrajectoryRewriter.begin_rollout", "turns[-1:] if", "[] if"),
-    "carried ones are forgotten": (
-        "TrajectoryRewriter.rewrite",
-        "turns[-1:] if carried is not None and",
-        "[] if 0 and",
-    ),
+    "carried ones are forgotten": ("TrajectoryRewriter.rewrite", "turns[-1:] if carried is not None", "[] if None"),
     "gaps are joined": ("TrajectoryRewriter._show_held", "experience.break_returns(of_row)", "pass"),
     "terminated for truncated": (
         "TrajectoryRewriter.after_step", "rows.of_agents(step.truncated)", "rows.of_agents(step.terminated)"

@@ -268,8 +268,8 @@ QUICK_SAC = {"learning_rate": 3e-3, "learning_starts": 200}
     [
         ("dqn-lstm", {**QUICK, "burn_in": 2, "sequence_length": 4}, 0.9, 1.0),
         ("dqn-frames", QUICK, 0.3, 0.65),
-        ("sac-gru", {**QUICK_SAC, "burn_in": 2, "sequence_length": 4}, 0.8, 1.0),
-        ("sac-frames", {**QUICK_SAC, "batch_size": 32}, 0.2, 0.6),
+        pytest.param("sac-gru", {**QUICK_SAC, "burn_in": 2, "sequence_length": 4}, 0.8, 1.0, marks=pytest.mark.proof),
+        pytest.param("sac-frames", {**QUICK_SAC, "batch_size": 32}, 0.2, 0.6, marks=pytest.mark.proof),
     ],
 )
 def test_two_agents_recall_their_cues_and_guess_by_frames(

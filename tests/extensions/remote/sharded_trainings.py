@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,9 +121,18 @@ def digest(algorithm: MultiAgentAlgorithm) -> str:
     return found.hexdigest()
 
 
-def trained(algorithm: MultiAgentAlgorithm, callback: MultiAgentCallback | None = None) -> str:
-    """Train to the end; returns the digest, and what policies and random generators are left with."""
-    algorithm.learn(4 * STEPS * E, callback=callback)
+def trained(
+    algorithm: MultiAgentAlgorithm, callback: MultiAgentCallback | None = None, halfway: Path | None = None
+) -> str:
+    """Train to the end; returns the digest, and what policies and random generators are left with.
+
+    Args:
+        halfway: where it is saved when half of it is done.
+    """
+    algorithm.learn(2 * STEPS * E, callback=callback)
+    if halfway is not None:
+        algorithm.save(halfway)
+    algorithm.learn(2 * STEPS * E, callback=callback, reset_num_timesteps=False)
     state, _ = algorithm.get_state()
     algorithm.env.close()
     return digest(algorithm) + repr([{**flatten(state[part])} for part in ("policies", "random")])

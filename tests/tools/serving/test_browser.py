@@ -8,7 +8,6 @@ import json
 import queue
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +20,7 @@ import pytest
 from live_envs import small_run
 from PIL import Image
 from starlette.websockets import WebSocketDisconnect
+from waiting import wait_for
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
@@ -107,14 +107,18 @@ def test_what_is_no_command_is_refused(arena: SavedRun, text: str) -> None:
         SocketStage(arena, lambda _: None).put(text)
 
 
+def has_ended(viewer: SocketStage, most_s: float = 20.0) -> bool:
+    viewer._thread.join(most_s)
+    return not viewer._thread.is_alive()
+
+
 def test_a_game_ends_when_nobody_listens(arena: SavedRun) -> None:
     def send(_: str | bytes) -> None:
         raise ViewerLeftError("gone")
 
     viewer = SocketStage(arena, send)
     viewer.start()
-    viewer._thread.join(20)
-    assert not viewer._thread.is_alive()
+    assert has_ended(viewer)
 
 
 class Busy:
@@ -139,14 +143,11 @@ def test_a_viewer_hears_of_an_opponent_that_thinks_and_leaves(
     assert Busy.asked.wait(20)
     with pytest.raises(RequestError, match=r"a policy or the env has not answered for \d s; this is done when"):
         viewer.put('{"do": "pause"}')
-    until_s = time.monotonic() + 20
-    while "opponent test_browser:Busy has not answered for 0 s; everything waits" not in caplog.text:
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+    wait_for(lambda: "opponent test_browser:Busy has not answered for 0 s; everything waits" in caplog.text)
     viewer.close()
-    assert viewer._thread.is_alive()
+    assert not has_ended(viewer, 0.0)
     Busy.stop.set()
-    viewer._thread.join(20)
+    assert has_ended(viewer)
 
 
 def test_an_env_that_ends_the_process_ends_its_game(arena: SavedRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +158,7 @@ def test_an_env_that_ends_the_process_ends_its_game(arena: SavedRun, monkeypatch
     sent: list[str | bytes] = []
     viewer = SocketStage(arena, sent.append)
     viewer.start()
-    viewer._thread.join(20)
+    assert has_ended(viewer)
     (problem,) = map(json.loads, sent)
     assert (problem["message"], problem["is_final"]) == ("SystemExit: 3", True)
 
@@ -179,7 +180,7 @@ def test_a_run_that_cannot_be_played_says_so(arena: SavedRun) -> None:
     sent: list[str | bytes] = []
     viewer = SocketStage(SavedRun(arena.files, replace(arena.config, env_kwargs={"height": "three"})), sent.append)
     viewer.start()
-    viewer._thread.join(20)
+    assert has_ended(viewer)
     (problem,) = map(json.loads, sent)
     assert problem["is_final"]
     assert "height must be an integer" in problem["message"]

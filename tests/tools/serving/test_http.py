@@ -189,9 +189,9 @@ def test_requests_that_come_just_before_the_end_are_answered() -> None:
 
 def test_a_server_that_is_to_end_before_it_has_begun_ends() -> None:
     server = served()
-    server._uvicorn.should_exit = True
-    server._uvicorn.on_started = lambda: None
-    server._thread.start()
-    server._thread.join(5)
-    assert not server._thread.is_alive()
+    (uvicorn := server._uvicorn).should_exit = True
+    uvicorn.on_started = lambda: None
+    (thread := server._thread).start()
+    thread.join(5)
+    assert not thread.is_alive()
     assert server._error is None

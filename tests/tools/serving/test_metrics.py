@@ -96,8 +96,8 @@ def test_a_server_that_drains_goes_on_answering_and_says_that_it_is_not_ready() 
     routes = [Route("/health", answer)]
     with Server(routes, Listening(), Limits()) as server, httpx.Client(base_url=server.address) as client:
         assert "connection" not in client.get("/health").headers
-        server._uvicorn.drain_s = 0.5
-        server._uvicorn.end(15)
+        (uvicorn := server._uvicorn).drain_s = 0.5
+        uvicorn.end(15)
         ends_s = time.monotonic() + 0.5
         assert client.get("/ready").status_code == 503
         assert "is ending" in client.get("/ready").json()["error"]["message"]
@@ -116,9 +116,9 @@ def test_only_a_single_sigterm_waits_and_not_for_long(
     bounds: list[float] = []
     monkeypatch.setattr("marl_sb3.tools.serving.http.end_within", bounds.append)
     with Server([], Listening(), Limits()) as server:
-        server._uvicorn.drain_s = 60.0
+        (uvicorn := server._uvicorn).drain_s = 60.0
         for number in signals:
-            server._uvicorn.end(number)
-        server._thread.join(5)
-        assert not server._thread.is_alive()
+            uvicorn.end(number)
+        (thread := server._thread).join(5)
+        assert not thread.is_alive()
         assert bounds == [most_s]

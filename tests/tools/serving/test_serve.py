@@ -263,11 +263,11 @@ def test_a_client_acts_by_itself_with_the_weights_of_the_server(
         remote.end_episode("mine", {"a": [1, 1, 5]})
         requests = remote._request("GET", "/info")["requests"]
         assert requests == 5  # the local client has sent none
-        local._local._due_s = 0.0
-        before = local._local._bundle
+        (own := local._local)._due_s = 0.0
+        before = own._bundle
         played(local, range(1))
-        assert local._local._bundle is before  # the server has nothing newer
-    local._local._due_s = 0.0
+        assert own._bundle is before  # the server has nothing newer
+    own._due_s = 0.0
     assert len(played(local, range(2))) == 2  # the server has gone
     assert "no newer weights" in caplog.text
 

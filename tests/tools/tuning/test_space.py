@@ -14,7 +14,7 @@ from marl_sb3.files.plain_yaml import read_yaml
 from marl_sb3.runs.building import resolved
 from marl_sb3.runs.files import preset_path
 from marl_sb3.runs.schema import TrainConfig
-from marl_sb3.tools.tuning.api import _search
+from marl_sb3.tools.tuning.api import search_of
 from marl_sb3.tools.tuning.search import Search
 from marl_sb3.tools.tuning.space import Space, edge_warnings, parse_grid, parse_space, read_space
 
@@ -170,7 +170,7 @@ def test_every_shipped_space_contains_its_preset(algo: str, env: str, in_tmp: Pa
 
 
 def shipped_search(algo: str, env: str) -> Search:
-    return _search(None, {"env": env, "name": "s", "algo": algo}, None, ())
+    return search_of(None, {"env": env, "name": "s", "algo": algo}, None, ())
 
 
 def differing(config: TrainConfig, search: Search) -> set[str]:

@@ -146,10 +146,10 @@ def test_a_fork_server_that_does_not_answer_in_time_is_said(monkeypatch: pytest.
 def test_a_fork_server_that_has_closed_its_connection_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with workers_of(Numbers, n_envs=2, max_worker_restarts=1) as vec:
         server, workers = fork_server(MODULE), vec.call("process", [0, 1])
-        os.kill(server._process.pid, signal.SIGKILL)
+        os.kill((process := server._process).pid, signal.SIGKILL)
         wait_for(lambda: not any(map(is_running, workers)))
-        poll = server._process.poll
-        monkeypatch.setattr(server._process, "poll", lambda: None)  # as if it had not ended yet
+        poll = process.poll
+        monkeypatch.setattr(process, "poll", lambda: None)  # as if it had not ended yet
         assert zero_step(vec).acted.all()
         assert restarts(vec) == 2
         assert poll() == -signal.SIGKILL
