@@ -35,7 +35,8 @@ def raise_in_words(error: BaseException, call: str, where: str) -> None:
     Errors of this package, a full memory and a full disk are not caused by the env.
     """
     if _is_of_the_env(error):
-        raise EnvRaisedError(_words(error, call, where)) from error
+        way = "; without a display, xvfb-run before the command helps" if "display" in described(error).lower() else ""
+        raise EnvRaisedError(f"{_words(error, call, where)}{way}") from error
 
 
 def close_in_words(close: Callable[[], None], where: str) -> None:
