@@ -19,13 +19,8 @@ _log = logging.getLogger(__name__)
 # What an env may raise. `sys.exit()` is the answer of many games to a closed window; a training must not end silently.
 RAISED = (Exception, SystemExit)
 
-_INSTALLED = tuple(
-    os.path.join(folder, "")
-    for folder in (
-        str(Path(__file__).parents[2]),  # the folder of this package
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")),
-    )
-)
+_FOLDERS = (str(Path(__file__).parents[2]), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+_INSTALLED = tuple(os.path.join(folder, "") for folder in _FOLDERS)  # this package and Python's own
 _PACKAGES = {"site-packages", "dist-packages"}  # of this Python, of the user's home, or on PYTHONPATH
 
 
