@@ -535,7 +535,7 @@ def test_a_soak_sees_answers_of_another_checkpoint(load: Load, in_tmp: Path) -> 
 
 
 def test_envs_of_packages_have_rows_that_say_what_each_command_did(
-    load: Load, in_tmp: Path, server: ForkServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    load: Load, in_tmp: Path, server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = load("env_packages")
     lines = {name: {"install": "numpy", "env": env} for name, env in [("a", "arena"), ("b", "nowhere-v0"), ("c", "")]}
@@ -552,4 +552,3 @@ def test_envs_of_packages_have_rows_that_say_what_each_command_did(
     assert lost["train"].startswith("error: unknown env 'nowhere-v0'")
     assert [line[:5] for line in Path("page.md").read_text().splitlines()[4:7]] == ["| a |", "| b |", "| c |"]
     assert Path("page.md").read_text().endswith("| c | as it was |\n\nThe end.\n")
-    assert "1 of 2 did all" in capsys.readouterr().out
