@@ -226,7 +226,8 @@ def asked(name: str, package: Package, command: Sequence[str], folder: Path, tim
         report, _ = json.JSONDecoder().raw_decode(printed)  # an env may print after it
         faults = [f"fault {each['check']}" for each in report["findings"] if each["severity"] == "fault"]
         return ", ".join(faults) or OK
-    return OK if code == 0 else f"{last_words(errors)}{'' if code in (2, 124) else f' (exit code {code})'}"
+    said = last_words(errors.replace(f"{folder}/", ""))
+    return OK if code == 0 else f"{said}{'' if code in (2, 124) else f' (exit code {code})'}"
 
 
 def versions_of(package: Package, folder: Path) -> str:
