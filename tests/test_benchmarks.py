@@ -32,6 +32,7 @@ NEEDS_RAY = {"ray_runners"}  # see tests/crash/test_ray.py
 # which these tests replace
 WITH_ANOTHER_PYTHON = ("arena_vs_rllib", "against_jax", "waterworld_vs_pettingzoo", "serving_load")
 WITH_A_RUN = {"serving_soak"}
+WITH_PACKAGES = {"env_packages"}
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def written(path: str = "figures.json") -> dict[str, Any]:
 
 
 def test_every_benchmark_has_a_run() -> None:
-    tested = {*RUNS, *SHARED, *NEEDS_RAY, *WITH_ANOTHER_PYTHON, *WITH_A_RUN, "arena_cross_play"}
+    tested = {*RUNS, *SHARED, *NEEDS_RAY, *WITH_ANOTHER_PYTHON, *WITH_A_RUN, *WITH_PACKAGES, "arena_cross_play"}
     assert {path.stem for path in BENCHMARKS.glob("*.py")} == tested
 
 
@@ -528,3 +529,26 @@ def test_a_soak_sees_answers_of_another_checkpoint(load: Load, in_tmp: Path) -> 
     assert not soak.wrong
     soak.check(0, {"checkpoint": "ckpt-000004", "values": {"a": 2.0}})
     assert soak.wrong == ["ckpt-000004: 2.0, not 1.0"]
+
+
+# --- env_packages, with envs of installed packages -------------------------------------------------------------------
+
+
+def test_envs_of_packages_have_rows_that_say_what_each_command_did(
+    load: Load, in_tmp: Path, server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = load("env_packages")
+    lines = {name: {"install": "numpy", "env": env} for name, env in [("a", "arena"), ("b", "nowhere-v0"), ("c", "")]}
+    Path("table.yaml").write_text(json.dumps(lines))
+    Path("page.md").write_text(f"# Page\n\n{module.HEAD}\n| --- |\n| b | old |\n| c | as it was |\n\nThe end.\n")
+    here = {"TABLE": Path("table.yaml"), "python_of": lambda _: sys.executable, "SMALL": ["n_steps=8", "n_epochs=1"]}
+    here |= {"install": lambda *_: "ok", "subprocess": forked_subprocess(server)}
+    put(module, here, monkeypatch)
+    module.main(["a", "b", "--page", "page.md", "--folder", "made", "--json", "figures.json"])
+    walked, lost = (each["outcome"] for each in written()["results"].values())
+    assert walked == dict.fromkeys(module.COMMANDS, "ok")
+    assert Path("made/a/video.gif").stat().st_size > 0
+    assert list(lost) == ["doctor", "train"]
+    assert lost["train"].startswith("error: unknown env 'nowhere-v0'")
+    assert [line[:5] for line in Path("page.md").read_text().splitlines()[4:7]] == ["| a |", "| b |", "| c |"]
+    assert Path("page.md").read_text().endswith("| c | as it was |\n\nThe end.\n")

@@ -198,6 +198,11 @@ def _imported_factory(path: str) -> EnvFactory:
     # As in `gymnasium.make("module:Env-v0")`: importing the module may have registered an env of this id.
     try:
         factory = getattr(module, attribute, None) or _in_registries(attribute)
+        if factory is None:  # the package may be for Gymnasium 0, which called these entry points by itself
+            for point in entry_points(group="gymnasium.envs"):
+                if point.module.partition(".")[0] == module.__name__:
+                    point.load()()
+            factory = _in_registries(attribute)
     except ImportError as error:  # of a package that imports its modules when they are looked up
         raise ConfigError(f"env {path!r}: cannot import {attribute!r}: {error}", key="env") from error
     if isinstance(factory, ModuleType) and {"parallel_env", "env"}.intersection(dir(factory)):

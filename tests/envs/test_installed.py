@@ -25,13 +25,16 @@ POINTS = {
     "CartPole-v1": "no_such_package:Env",
 }
 
+POLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+REGISTERS = f"import gymnasium\nregister = lambda: gymnasium.register('old/Pole-v0', {POLE!r})\n"
+
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of installed packages, with one that brings the envs above."""
     monkeypatch.syspath_prepend(str(tmp_path))
     install(tmp_path, "toy_plugin", POINTS)
-    (tmp_path / "toy_plugin.py").write_text("from marl_sb3.envs.arena import ArenaEnv as Env\nNUMBER = 3\n")
+    (tmp_path / "toy_plugin.py").write_text("from marl_sb3.envs.arena import ArenaEnv as Env\nNUMBER = 3\n" + REGISTERS)
     (tmp_path / "toy_faulty.py").write_text("x = [][0]\n")
     importlib.invalidate_caches()
     return tmp_path
@@ -41,7 +44,8 @@ def install(site: Path, name: str, points: dict[str, str]) -> None:
     info = site / f"{name}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[marl_sb3.envs]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()))
+    mine = "".join(f"{k} = {v}\n" for k, v in points.items())
+    (info / "entry_points.txt").write_text(f"[marl_sb3.envs]\n{mine}[gymnasium.envs]\nold = toy_plugin:register\n")
 
 
 def refusal(env: str) -> str:
@@ -94,6 +98,10 @@ def test_a_package_that_raises_when_imported_is_told_with_its_line(site: Path):
     words = r"^env 'toy/faulty-v0', entry point toy_faulty:Env of toy_plugin: importing it raised IndexE.*line 1, in"
     with pytest.raises(EnvRaisedError, match=words):
         make_vec_env("toy/faulty-v0")
+
+
+def test_envs_that_a_package_registers_by_the_entry_point_of_gymnasium_0_are_found(site: Path):
+    assert make_vec_env("toy_plugin:old/Pole-v0").agents == ("agent",)
 
 
 def test_an_id_of_two_packages_is_refused(site: Path):

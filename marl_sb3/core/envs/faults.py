@@ -19,13 +19,8 @@ _log = logging.getLogger(__name__)
 # What an env may raise. `sys.exit()` is the answer of many games to a closed window; a training must not end silently.
 RAISED = (Exception, SystemExit)
 
-_INSTALLED = tuple(
-    os.path.join(folder, "")
-    for folder in (
-        str(Path(__file__).parents[2]),  # the folder of this package
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")),
-    )
-)
+_FOLDERS = (str(Path(__file__).parents[2]), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+_INSTALLED = tuple(os.path.join(folder, "") for folder in _FOLDERS)  # this package and Python's own
 _PACKAGES = {"site-packages", "dist-packages"}  # of this Python, of the user's home, or on PYTHONPATH
 
 
@@ -35,7 +30,8 @@ def raise_in_words(error: BaseException, call: str, where: str) -> None:
     Errors of this package, a full memory and a full disk are not caused by the env.
     """
     if _is_of_the_env(error):
-        raise EnvRaisedError(_words(error, call, where)) from error
+        way = "; without a display, xvfb-run before the command helps" if "display" in described(error).lower() else ""
+        raise EnvRaisedError(f"{_words(error, call, where)}{way}") from error
 
 
 def close_in_words(close: Callable[[], None], where: str) -> None:

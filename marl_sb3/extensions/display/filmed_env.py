@@ -180,14 +180,14 @@ class FilmedEnv(BaseParallelWrapper):  # type: ignore[misc]
 
 
 def rendered(env: ParallelEnv) -> Any:
-    """Return what an env renders.
+    """Return what an env renders, of a picture its red, green and blue.
 
     Raises:
         ConfigError: a package is missing, or the env renders nothing.
         EnvRaisedError: the env raised something else; the message says how to render where there is no display.
     """
     try:
-        return env.render()
+        image = env.render()
     except (ImportError, DependencyNotInstalled, NotImplementedError) as error:
         way = "" if isinstance(error, (ModuleNotFoundError, NotImplementedError)) else _way()  # no display helps there
         raise ConfigError(f"the env cannot render: {error}{way}", key="video") from error
@@ -197,6 +197,8 @@ def rendered(env: ParallelEnv) -> Any:
         line = traceback.extract_tb(error.__traceback__)[-1].line if not str(error) else ""
         words = f"the env cannot render: {in_words(error, 'render()')}{f', at `{line}`' if line else ''}"
         raise EnvRaisedError(f"{words}{_way()}") from error
+    is_transparent = isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] == 4
+    return image[..., :3] if is_transparent else image
 
 
 def _way() -> str:

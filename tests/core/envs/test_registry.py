@@ -292,6 +292,14 @@ def test_an_env_is_named_as_the_user_has_named_it(monkeypatch):
         gymnasium.registry.pop("broken-v0")
 
 
+def test_an_env_that_finds_no_display_is_told_of_xvfb():
+    def faulty():
+        raise RuntimeError("cannot connect to the Display")
+
+    with pytest.raises(EnvRaisedError, match=r", in faulty\); without a display, xvfb-run before the command helps$"):
+        make_vec_env(faulty)
+
+
 def test_error_inside_a_factory_is_told_with_its_line():
     def faulty():
         return ScriptedEnv() + 1

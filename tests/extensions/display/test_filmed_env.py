@@ -40,8 +40,11 @@ def test_film_goes_from_the_first_frame_of_an_episode_to_its_last(n_episodes: in
     assert [frame[0, 0, 0] for frame in frames] == steps  # a scripted env shows the number of the step
 
 
-def test_only_env_0_renders() -> None:
-    env, _ = filmed(ScriptedEnv, n_envs=3)
+def test_only_env_0_renders_and_transparency_is_left_out() -> None:
+    clear = type("Clear", (ScriptedEnv,), {"render": lambda _: np.zeros((4, 4, 4), np.uint8)})
+    env, frames = filmed(clear, n_envs=3)
+    env.reset()
+    assert frames[0].shape[2] == 3
     assert env.call("render_mode", [0, 1, 2]) == ["rgb_array", None, None]
     assert env.call("env_index", [0, 1, 2]) == [0, 1, 2]
 
@@ -150,8 +153,7 @@ def test_an_env_that_cannot_draw_without_a_display_is_told_how_it_can(monkeypatc
         env.reset()
     said = str(caught.value)
     assert "the env cannot render: render() raised AssertionError" in said
-    assert "at `raise AssertionError`; there is no display: MUJOCO_GL=egl in the environment lets MuJoCo" in said
-    assert "xvfb-run" in said
+    assert "at `raise AssertionError`; there is no display: MUJOCO_GL=egl in" in said
     monkeypatch.setenv("DISPLAY", ":0")
     env, _ = filmed(Asserts)
     with pytest.raises(EnvRaisedError) as caught:
