@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Thread, get_ident
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -28,12 +25,8 @@ from marl_sb3.extensions.hub import is_address
 from marl_sb3.types import AgentID, Array, BoolArray, PolicyID
 from marl_sb3.wrappers.observations import choices_of
 
-_log = logging.getLogger(__name__)
-
 RANDOM = "random"
 _PLACE = "MODULE:CLASS of an opponent"
-_SILENT_S = 60.0  # after which an opponent is named that has not answered
-_LOOK_S = 1.0  # between looks at those that are asked
 
 
 class Opponent(Protocol):
@@ -270,7 +263,7 @@ def _ask(
         HookError: it is no action in the space, or the mask forbids it.
     """
     allowed = None if mask is None else mask.copy()
-    answer = _answer_of(opponent, seen, mask, rng)
+    answer = opponent.act(seen, mask, rng)
     try:
         given = space.from_env(answer) if hasattr(space, "from_env") else np.asarray(answer)
         fits = given.dtype.kind in ("iuf" if isinstance(space, spaces.Box) else "iu") and given.shape == space.shape
@@ -287,39 +280,6 @@ def _ask(
             words = f"it returned {shown(answer)}, which the action mask forbids"
             raise HookError(f"{words}; accepted: what the mask allows, {allowed.astype(int).tolist()}")
     return action
-
-
-class _Asking:
-    """Asks opponents for actions, and logs the name of one that has not answered: code cannot be ended from outside."""
-
-    def __init__(self) -> None:
-        self._asked: dict[int, tuple[float, Opponent]] = {}  # by thread: since when, and who
-        self._watch = Thread()
-
-    def __call__(self, opponent: Opponent, seen: Any, mask: BoolArray | None, rng: np.random.Generator) -> Any:
-        if not self._watch.is_alive():  # in a process that was forked, too
-            self._watch = Thread(target=self._name_silent, name="marl_sb3-opponents", daemon=True)
-            self._watch.start()
-        thread = get_ident()
-        self._asked[thread] = time.monotonic(), opponent
-        try:
-            return opponent.act(seen, mask, rng)
-        finally:
-            del self._asked[thread]
-
-    def _name_silent(self) -> None:
-        named: set[tuple[int, float]] = set()  # threads, and when they have asked
-        while True:
-            time.sleep(_LOOK_S)
-            now_s, asked = time.monotonic(), dict(self._asked)
-            silent = {(thread, since_s) for thread, (since_s, _) in asked.items() if now_s - since_s >= _SILENT_S}
-            for thread, _ in silent - named:
-                name = opponent_name(asked[thread][1])
-                _log.warning("opponent %s has not answered for %g s; everything waits for it", name, _SILENT_S)
-            named = silent
-
-
-_answer_of = _Asking()
 
 
 # --- Policies of several runs -----------------------------------------------------------------------------------------
