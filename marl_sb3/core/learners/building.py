@@ -70,7 +70,10 @@ def build(
     epsilon = settings.pop("exploration_schedule", None)
     kwargs = settings["policy_kwargs"] = dict(settings.get("policy_kwargs") or {})  # SB3 writes into it
     policy_class = spec.policy_class
-    _check_policy_name(rows, spec.policy)
+    if isinstance(seen := rows.group.observation_space, spaces.Dict) and str(spec.policy).startswith(("Mlp", "Cnn")):
+        words = f"agents {', '.join(rows.agents)} observe several parts ({', '.join(seen.spaces)}), but {spec.policy}"
+        accepted = "takes one array; accepted: policy=MultiInputPolicy, or auto"
+        raise ConfigError(f"policy {rows.policy_id!r}: {words} {accepted}", key="policy")
     _check_policy_kwargs(rows, policy_class, kwargs)
     if not spec.has_own_network:
         _check_net_arch(rows, spec.algorithm, kwargs.get("net_arch"))
@@ -168,17 +171,6 @@ def _recurrent(spec: PolicySpec, **arguments: Any) -> BaseAlgorithm:
     settings = {"gamma": made.gamma, "gae_lambda": made.gae_lambda, "n_envs": made.n_envs}
     made.rollout_buffer = buffer(n_steps, made.observation_space, made.action_space, states, made.device, **settings)
     return made  # type: ignore[no-any-return]
-
-
-def _check_policy_name(rows: PolicyRows, policy: str | type[Any]) -> None:
-    """Refuse a policy for other observations than these; SB3 finds out by itself, but not in these words."""
-    if str(policy).startswith(("Mlp", "Cnn")) and isinstance(rows.group.observation_space, spaces.Dict):
-        parts, agents = ", ".join(rows.group.observation_space.spaces), ", ".join(rows.agents)
-        raise ConfigError(
-            f"policy {rows.policy_id!r}: agents {agents} observe several parts ({parts}), but {policy} takes one "
-            "array; accepted: policy=MultiInputPolicy",
-            key="policy",
-        )
 
 
 _OF_SB3 = ("self", "observation_space", "action_space", "lr_schedule", "use_sde")  # SB3 passes these itself
