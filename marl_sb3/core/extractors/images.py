@@ -134,7 +134,7 @@ class ImageFeatures(BaseFeaturesExtractor):
             if layout is not None:
                 is_transposed, sizes, order = layout
                 scaled = seen if seen.dim() == 4 else seen / 255  # SB3 knows images by their three axes
-                apart = (scaled.permute(0, 2, 3, 1) if is_transposed else scaled).reshape(len(seen), *sizes)
+                apart = (scaled.permute(0, 2, 3, 1) if is_transposed else scaled).reshape(-1, *sizes)
                 seen = apart.permute(0, *(axis + 1 for axis in order)).flatten(1, -3)
             features.append(network(seen))
         return th.cat(features, dim=1)
