@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from marl_sb3.core.config.algorithms import algorithm_info
+from marl_sb3.core.config.algorithms import AUTO, algorithm_info
 from marl_sb3.core.config.values import counted
 from marl_sb3.core.envs.registry import EnvFactory, env_factory
 from marl_sb3.core.learners.building import is_off_policy
@@ -134,7 +134,7 @@ def build(
                 config = with_rollouts(config, env)
                 algorithm = _build_algorithm(config, env)
                 _require_masks(config, factory, algorithm)
-                return config, algorithm
+                return with_policies(config, algorithm.specs), algorithm
         except MemoryError as error:
             words = f"{counted(config.n_envs, 'env')} and these settings need more memory than there is: {error}"
             raise ConfigError(words, key="n_envs") from error
@@ -244,6 +244,24 @@ def with_rollouts(config: TrainConfig, env: MultiAgentVecEnv) -> TrainConfig:
         policy_settings={**config.policy_settings, **of_policies},
         picks_rollouts=bool(of_run or of_policies),
     )
+
+
+def with_policies(config: TrainConfig, specs: Mapping[PolicyID, PolicySpec]) -> TrainConfig:
+    """Return the configuration with the policies that were chosen for `policy: auto`; `specs` have them."""
+    chosen: dict[PolicyID, dict[str, Any]] = {}
+    for policy_id, spec in specs.items():
+        plain: Any = spec.to_plain()
+        if plain and policy_id not in (config.league.exploiters or ()) and config.of_policy(policy_id).policy == AUTO:
+            name = re.sub("^(Mlp|Cnn|MultiInput).*", r"\1Policy", plain["policy"])  # also of other algorithms
+            chosen[policy_id] = {"policy": name, "policy_kwargs": plain["hyperparameters"].get("policy_kwargs")}
+    if config.policy == AUTO:
+        config = replace(config, policy=next((own["policy"] for own in chosen.values()), "MlpPolicy"))
+    settings = dict(config.policy_settings)
+    for policy_id, own in chosen.items():
+        has = {**config.of_policy(policy_id).hyperparameters, "policy": config.of_policy(policy_id).policy}
+        if others := {name: value for name, value in own.items() if value != has.get(name)}:
+            settings[policy_id] = {**settings.get(policy_id, {}), **others}
+    return replace(config, policy_settings=settings)
 
 
 def rollout_lengths(config: TrainConfig) -> list[int]:

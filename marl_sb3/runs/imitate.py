@@ -25,10 +25,9 @@ from marl_sb3.core.training.results import ResultLogger, iteration_result
 from marl_sb3.core.vec_env.seeding import FIRST_CLONED, derived_seed
 from marl_sb3.envs.finding import named_factory
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.data.cloning import Cloning, CloningOptions
+from marl_sb3.extensions.data.cloning import Cloning, CloningOptions, OfflineTraining
 from marl_sb3.extensions.data.dataset import PolicyData, read_data
 from marl_sb3.extensions.data.demonstrations import require_episodes
-from marl_sb3.extensions.data.offline import OfflineTraining
 from marl_sb3.extensions.display.screen import standard_console
 from marl_sb3.extensions.display.tables import progress_bars
 from marl_sb3.extensions.display.text import number

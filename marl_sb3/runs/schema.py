@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast, get_type_hints
 
 from msgspec import Meta
 
+from marl_sb3.core.config.algorithms import AUTO
 from marl_sb3.core.config.settings import ProcessingSettings, policy_sections, section_by_setting
 from marl_sb3.core.config.values import (
     Count,
@@ -194,7 +195,7 @@ class TrainConfig:
     n_envs: NumberOfEnvs = 8  # number of envs that step together
     seed: Seed | None = None  # seed of the run. None: the run draws one and writes it to `config.yaml`.
     algo: str = "ppo"  # algorithm of each policy that sets no other
-    policy: str = "MlpPolicy"  # SB3 policy class, by name, of each policy that sets no other
+    policy: str = AUTO  # SB3 policy class, by name, of each policy that sets no other; `auto` fits the observations
     # `shared` (one policy for all agents), `per_agent` (one for each agent), or a mapping from policy ids to `{agents:
     # [...]}` and the policy's own settings. `teams: {blue: [a, b], red: [c]}` is the same without own settings.
     policies: _Policies = "shared"

@@ -7,6 +7,7 @@ import shlex
 import time
 from typing import TYPE_CHECKING
 
+from marl_sb3.core.config.algorithms import AUTO
 from marl_sb3.core.config.values import EXTERNAL, counted
 from marl_sb3.core.envs.registry import imported_modules
 from marl_sb3.core.training.results import ShowProgress
@@ -125,8 +126,9 @@ def _slow(training: MultiAgentAlgorithm) -> Iterator[str]:
 
 
 def _settings(config: TrainConfig, seeds: str) -> Iterator[str]:
-    length = f"{counted(config.n_timesteps, 'env step')} in {counted(config.n_envs, 'env')}"
-    yield f"{config.env}: {length}, {config.algo}, policies {config.named_policies}, {seeds}"
+    length = f"{config.env}: {counted(config.n_timesteps, 'env step')} in {counted(config.n_envs, 'env')}"
+    networks = {config.policy, *(own.get("policy", AUTO) for own in config.own_settings.values())} - {AUTO, "MlpPolicy"}
+    yield ", ".join([length, config.algo, *sorted(networks), f"policies {config.named_policies}", seeds])
     if config.picks_rollouts:
         steps = " or ".join(f"{length:,}" for length in rollout_lengths(config))
         yield f"rollouts: {steps} steps of each env, since {config.env} has no preset; --set n_steps=N sets others"

@@ -19,7 +19,7 @@ from marl_sb3.core.learners.spec import hyperparameter_defaults
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.opponents import OPPONENTS
 from marl_sb3.files.plain_yaml import read_yaml
-from marl_sb3.runs.building import build, check_device, policy_spec, resolved, with_rollouts
+from marl_sb3.runs.building import build, check_device, policy_spec, resolved, with_policies, with_rollouts
 from marl_sb3.runs.files import preset_path, to_yaml
 from marl_sb3.runs.schema import TrainConfig
 from marl_sb3.runs.settings import load_config, require_trusted
@@ -48,6 +48,21 @@ def test_each_policy_has_all_hyperparameters_of_its_own_algorithm(mixed: TrainCo
     assert (one.hyperparameters["n_epochs"], one.hyperparameters["learning_rate"]) == (2, "lin_1e-3")
     defaults = hyperparameter_defaults(algorithm_info("a2c").algorithm_class)
     assert other.hyperparameters == {**defaults, "gamma": 0.5}
+
+
+def test_a_configuration_holds_the_policies_that_were_chosen(tmp_path: Path) -> None:
+    config = resolved(load_config("e:f", settings={"agent2.policy_kwargs": {"net_arch": [8]}}, policies="per_agent"))
+    network = {"net_arch": [8], "features_extractor_class": "image_cnn"}
+    specs = {"agent1": PolicySpec("ppo", "MultiInputPolicy"), "agent2": PolicySpec(policy_kwargs=network)}
+    specs["agent2"] = specs["agent2"].with_policy("CnnPolicy", {})
+    found = with_policies(config, specs)
+    assert (config.policy, found.policy) == ("auto", "MultiInputPolicy")
+    assert found.policy_settings == {"agent2": {"policy": "CnnPolicy", "policy_kwargs": network}}
+    (tmp_path / "config.yaml").write_text(to_yaml(found), encoding="utf-8")
+    written = load_config("e:f", hparams=tmp_path / "config.yaml")
+    assert [policy_spec(written, name).policy for name in specs] == ["MultiInputPolicy", "CnnPolicy"]
+    of_vectors = with_policies(config, dict.fromkeys(specs, PolicySpec()))
+    assert (of_vectors.policy, with_policies(found, specs)) == ("MlpPolicy", found)
 
 
 def test_a_written_configuration_has_the_same_policies_when_defaults_have_changed(

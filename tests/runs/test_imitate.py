@@ -23,8 +23,7 @@ from marl_sb3 import imitate
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluate import main as evaluate_main
 from marl_sb3.export import main as export_main
-from marl_sb3.extensions.data.cloning import Cloning
-from marl_sb3.extensions.data.offline import OfflineTraining
+from marl_sb3.extensions.data.cloning import Cloning, OfflineTraining
 from marl_sb3.imitate import main
 from marl_sb3.runs import imitate as runs_imitate
 

@@ -188,8 +188,8 @@ REFUSED = [
     ),
     (
         {"settings": {"policy": "CnnPolicy"}},
-        "NatureCNN must be used with a gym.spaces.Box observation space, not MultiDiscrete([100 100]); accepted by "
-        "CnnPolicy: images of at least 36 x 36 pixels, with an axis of channels; the agents observe MultiDiscrete",
+        "NatureCNN must be used with a gym.spaces.Box observation space, not MultiDiscrete([100 100]); the agents "
+        "observe MultiDiscrete([100 100]); accepted for it: policy=auto",
     ),
     ({"settings": {"policies_to_train": ["q"]}}, "--set policies_to_train: policies_to_train names unknown policy 'q'"),
     ({"settings": {"policy": "MlpPolcy"}}, "--set policy: unknown policy 'MlpPolcy'"),

@@ -34,6 +34,8 @@ Points = Annotated[
 # Settings that are no arguments of SB3's classes, each with the argument of those classes that take it.
 ADDED: Mapping[str, str] = {"exploration_schedule": "exploration_fraction"}
 
+AUTO = "auto"  # the name of the policy that fits the observations
+
 # --- Algorithms ------------------------------------------------------------------------------------------------------
 
 
@@ -68,7 +70,7 @@ class AlgorithmInfo:
     # which `train()` records it in SB3's logger. With a minus in front: of the opposite sign. None: the learner
     # computes it.
     metrics: Mapping[str, str | None] = field(default_factory=dict)
-    policy: str = "MlpPolicy"  # the policy, by name, that `MlpPolicy` stands for, the default of configurations
+    policy: str = "MlpPolicy"  # the policy, by name, that `MlpPolicy` stands for
     aliases: Sequence[str] = ()  # other names of it on command lines and in files
     stock: str | None = None  # the place of the class of SB3 that it takes the place of
     takes_masks: bool = False  # whether its policies need action masks

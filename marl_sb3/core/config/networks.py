@@ -44,6 +44,7 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "NatureCNN": f"{_EXTRACTORS}:NatureCNN",
         "CombinedExtractor": f"{_EXTRACTORS}:CombinedExtractor",
         "mlp": "marl_sb3.core.policies:MlpFeatures",
+        "image_cnn": f"{_OWN_EXTRACTORS}.images:ImageFeatures",
         "attention": f"{_OWN_EXTRACTORS}.attention:AttentionFeatures",
         "deep_sets": f"{_OWN_EXTRACTORS}.sets:DeepSetsFeatures",
         "set_attention": f"{_OWN_EXTRACTORS}.sets:SetAttentionFeatures",
@@ -72,6 +73,7 @@ _POOLED: Mapping[str, Any] = {"pooling": Literal["mean", "max", "sum"], "pooled_
 # Name of a features extractor of marl_sb3 -> entry of `features_extractor_kwargs` -> kind.
 EXTRACTOR_KWARGS: Mapping[str, Mapping[str, Any]] = {
     "mlp": {"net_arch": _OneOrMore, "activation_fn": str},
+    "image_cnn": {"features_dim": Width},
     "attention": {
         "embed_dim": Width,
         "num_layers": _LayerCount,

@@ -89,7 +89,10 @@ class AttentionFeatures(BaseFeaturesExtractor):
         if positions == "learned":
             self.positions = nn.Parameter(0.02 * th.randn(frames, embed_dim))
         else:
-            self.register_buffer("positions", _sinusoids(frames, embed_dim), persistent=False)
+            distance = th.arange(frames - 1, -1, -1.0)[:, None]  # from the newest frame
+            angles = distance * th.exp(th.arange(0, embed_dim, 2) * (-math.log(10_000.0) / embed_dim))
+            waves = th.stack([angles.sin(), angles.cos()], dim=2).flatten(1)[:, :embed_dim]
+            self.register_buffer("positions", waves, persistent=False)
         size = embed_dim // num_heads if head_dim is None else head_dim
         self.blocks = nn.ModuleList(
             _Block(embed_dim, num_heads, size, feedforward_dim, gate_bias) for _ in range(num_layers)
@@ -137,13 +140,6 @@ def _frame_shape(space: spaces.Space[Any], frames: int, is_image: bool) -> tuple
         words = f"the features extractor attention reads stacked frames, but the observations are {space}"
         raise ConfigError(f"{words}, of {frames} frames; accepted: frame_stack of at least 2", key="frame_stack")
     return (length // frames, *shape[1:]) if is_image else (*shape[:-1], length // frames)
-
-
-def _sinusoids(places: int, size: int) -> th.Tensor:
-    """(places, size): sines and cosines of the distance from the newest place, in alternation."""
-    distance = th.arange(places - 1, -1, -1.0)[:, None]
-    angles = distance * th.exp(th.arange(0, size, 2) * (-math.log(10_000.0) / size))
-    return th.stack([angles.sin(), angles.cos()], dim=2).flatten(1)[:, :size]
 
 
 class _Block(nn.Module):

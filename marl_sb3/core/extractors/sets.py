@@ -215,18 +215,12 @@ class SetAttentionFeatures(_SetFeatures):
     before; here each is pooled apart, too. The other parts of a Dict are appended to what was pooled.
 
     Args:
-        observation_space: a Box of (entities, features), or a Dict that has one; see the module.
         embed_dim: size of the vectors of entities.
         num_layers: number of blocks, each the set attention block of Lee et al.
         num_heads: number of heads of attention.
         head_dim: size of a head. None: `embed_dim / num_heads`.
         feedforward_dim: width of the hidden layer of each block.
-        net_arch: widths of the layers that each entity goes through first.
-        pooling: `mean`, `max` or `sum` of the entities that are there; without any, zeros.
-        pooled_arch: widths of the layers after pooling.
-        activation_fn: after each layer.
-        shape: see `arguments_for`; of a matrix with numbers behind it.
-        normalized: see `arguments_for`.
+        net_arch: widths of the layers that each entity goes through first; the others are those of `DeepSetsFeatures`.
 
     Raises:
         ConfigError: the heads do not divide `embed_dim`; or as `DeepSetsFeatures`.

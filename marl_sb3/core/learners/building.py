@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import math
 import warnings
 from collections.abc import Mapping
 from copy import deepcopy
@@ -17,20 +16,20 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.utils import FloatSchedule
 
 from marl_sb3.core.acting.policy import make_action_noise
 from marl_sb3.core.config.settings import ProcessingSettings
 from marl_sb3.core.config.values import counted
-from marl_sb3.core.learners.spec import PolicySpec, info_of_class
+from marl_sb3.core.learners.spec import FITTING, PolicySpec, info_of_class
 from marl_sb3.core.mapping import PolicyRows
 from marl_sb3.core.processing.processing import Processing
-from marl_sb3.core.processing.processors import LEAST_PIXELS, ProcessedPolicy
+from marl_sb3.core.processing.processors import ProcessedPolicy
 from marl_sb3.core.sb3.private import integer_sizes
 from marl_sb3.core.sb3.schedules import Schedule
 from marl_sb3.core.sb3.spaces import SpacesOnlyVecEnv, check_spaces
 from marl_sb3.core.sb3.traits import trait
+from marl_sb3.doors import imported
 from marl_sb3.errors import ConfigError, refuse, require_known
 from marl_sb3.wrappers.observations import choices_of
 
@@ -56,6 +55,9 @@ def build(
     Raises:
         ConfigError: SB3 refuses the spaces or hyperparameters; some it takes, and fails on later.
     """
+    network = spec.hyperparameters.get("policy_kwargs")
+    if spec.is_auto and (found := imported(FITTING)(spec.algorithm, rows.group.observation_space, network)):
+        spec = spec.with_policy(*found)  # the spec of a caller; `set_up` has chosen the policies of a training
     settings = {**spec.hyperparameters, "rollout_buffer_class": buffer or _NoBuffer}
     if is_off_policy(spec.algorithm):
         del settings["rollout_buffer_class"]
@@ -68,7 +70,10 @@ def build(
     epsilon = settings.pop("exploration_schedule", None)
     kwargs = settings["policy_kwargs"] = dict(settings.get("policy_kwargs") or {})  # SB3 writes into it
     policy_class = spec.policy_class
-    _check_policy_name(rows, spec.policy)
+    if isinstance(seen := rows.group.observation_space, spaces.Dict) and str(spec.policy).startswith(("Mlp", "Cnn")):
+        words = f"agents {', '.join(rows.agents)} observe several parts ({', '.join(seen.spaces)}), but {spec.policy}"
+        accepted = "takes one array; accepted: policy=MultiInputPolicy, or auto"
+        raise ConfigError(f"policy {rows.policy_id!r}: {words} {accepted}", key="policy")
     _check_policy_kwargs(rows, policy_class, kwargs)
     if not spec.has_own_network:
         _check_net_arch(rows, spec.algorithm, kwargs.get("net_arch"))
@@ -92,8 +97,12 @@ def build(
         except ConfigError as error:  # one of our features extractors raises it
             raise ConfigError(f"policy {rows.policy_id!r}: {error}", key=error.key) from error
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            words = f"{spec.algorithm.__name__} raised: {_words(error, rows, spec)}"
-            raise ConfigError(f"policy {rows.policy_id!r}: {words}") from error
+            words = (
+                "".join(map(str, *error.args)) if isinstance((*error.args, "")[0], tuple) else str(error)
+            )  # in parts
+            if str(spec.policy).startswith(("Cnn", "MultiInput")):
+                words += f"; the agents observe {rows.group.observation_space}; accepted for it: policy=auto"
+            raise ConfigError(f"policy {rows.policy_id!r}: {spec.algorithm.__name__} raised: {words}") from error
     if epsilon is not None:
         made.exploration_schedule = FloatSchedule(epsilon)  # instead of SB3's line
     made.observation_space.seed(seed)  # equal trainings have equal states; SB3 seeds the space of actions alone
@@ -146,21 +155,6 @@ class _NoBuffer:
         """Allocate no memory."""
 
 
-_IMAGES = f"images of at least {LEAST_PIXELS} x {LEAST_PIXELS} pixels, with an axis of channels"  # for networks
-_OBSERVED_BY = {"Cnn": _IMAGES, "MultiInput": f"Dict observations, with {_IMAGES}"}
-
-
-def _words(error: Exception, rows: PolicyRows, spec: PolicySpec) -> str:
-    """Return the message of an error of SB3, and what a policy takes that takes only some observations."""
-    parts = error.args[0] if len(error.args) == 1 else None
-    words = "".join(map(str, parts)) if isinstance(parts, tuple) else str(error)  # some assertions have a tuple
-    for name, accepted in _OBSERVED_BY.items():
-        if isinstance(spec.policy, str) and spec.policy.startswith(name):
-            observed = f"the agents observe {rows.group.observation_space}"
-            return f"{words}; accepted by {spec.policy}: {accepted}; {observed}"
-    return words
-
-
 def _suits_gpu(policy: th.nn.Module) -> bool:
     """Whether it has convolutions, or layers from and to 512 units or more: smaller networks are faster on CPUs."""
     return any(part.dim() > 2 or (part.dim() == 2 and min(part.shape) >= 512) for part in policy.parameters())
@@ -177,17 +171,6 @@ def _recurrent(spec: PolicySpec, **arguments: Any) -> BaseAlgorithm:
     settings = {"gamma": made.gamma, "gae_lambda": made.gae_lambda, "n_envs": made.n_envs}
     made.rollout_buffer = buffer(n_steps, made.observation_space, made.action_space, states, made.device, **settings)
     return made  # type: ignore[no-any-return]
-
-
-def _check_policy_name(rows: PolicyRows, policy: str | type[Any]) -> None:
-    """Refuse a policy for other observations than these; SB3 finds out by itself, but not in these words."""
-    if str(policy).startswith(("Mlp", "Cnn")) and isinstance(rows.group.observation_space, spaces.Dict):
-        parts, agents = ", ".join(rows.group.observation_space.spaces), ", ".join(rows.agents)
-        raise ConfigError(
-            f"policy {rows.policy_id!r}: agents {agents} observe several parts ({parts}), but {policy} takes one "
-            "array; accepted: policy=MultiInputPolicy",
-            key="policy",
-        )
 
 
 _OF_SB3 = ("self", "observation_space", "action_space", "lr_schedule", "use_sde")  # SB3 passes these itself
@@ -257,17 +240,6 @@ def check_rollout(rows: PolicyRows, algorithm: type[BaseAlgorithm], n_steps: int
             "policy %s: batch_size %d does not divide its rollout of %d: the last minibatch of an epoch has %d",
             rows.policy_id, batch_size, size, size % batch_size,
         )  # fmt: skip
-
-
-def mention_flat_images(rows: PolicyRows, policy: str | type[Any], policy_kwargs: Mapping[str, Any] | None) -> None:
-    """Warn once if an MlpPolicy, the default, gets images, of which it makes a vector of numbers."""
-    space, is_flat = rows.group.observation_space, isinstance(policy, str) and policy.startswith("Mlp")
-    if is_flat and "features_extractor_class" not in (policy_kwargs or {}) and is_image_space(space):
-        cnn = str(policy).replace("Mlp", "Cnn")
-        _warn_once(
-            f"policy {rows.policy_id!r}: observations are images of shape {space.shape}, which {policy} takes as "
-            f"{math.prod(space.shape or ())} separate numbers; policy={cnn} (--set policy={cnn}) takes {_IMAGES}"
-        )
 
 
 @functools.cache

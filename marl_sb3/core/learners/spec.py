@@ -12,6 +12,7 @@ from stable_baselines3.common.noise import ActionNoise
 
 from marl_sb3.core.config.algorithms import (
     ADDED,
+    AUTO,
     AlgorithmInfo,
     Decay,
     add_algorithm,
@@ -41,14 +42,17 @@ if TYPE_CHECKING:
     from marl_sb3.extensions.exploration import Exploration
 
 
+FITTING: Any = "marl_sb3.core.extractors.images:fitting_policy"  # chooses for `policy="auto"`
+
+
 class PolicySpec:
     """The SB3 algorithm that trains one policy, with its hyperparameters.
 
     Args:
         algorithm: `marl_sb3.PPO` (default), another class of SB3, sb3-contrib or marl_sb3, a subclass, a registered
             algorithm, or a name as on the command line: `"ppo"` or `"PPO"`.
-        policy: SB3's policy name, `MlpPolicy` by default; with RecurrentPPO, it is its `MlpLstmPolicy`. Or a policy
-            class, or the name that `register_network` gave to one.
+        policy: SB3's policy name; with RecurrentPPO, `MlpPolicy` is its `MlpLstmPolicy`. Or a policy class, or the name
+            that `register_network` gave to one. `auto`: the one that fits the observations, see `fitting_policy`.
         exploration: chooses the actions in training, instead of the algorithm; None: the algorithm does.
         hyperparameters: SB3's constructor arguments; `learning_rate="lin_3e-4"` is a schedule. And the settings of
             `ProcessingSettings`, such as `normalize_observations=True`, and of other sections, such as
@@ -57,7 +61,8 @@ class PolicySpec:
     Attributes:
         algorithm: the class.
         info: what is known of it.
-        policy: the class or the name that was given.
+        policy: the class or the name that was given; for `auto`, the name of `MlpPolicy` until the spaces are known.
+        is_auto: whether it was `auto`, and no other than `MlpPolicy` has been chosen.
         hyperparameters: SB3's constructor arguments.
         values: the same, with SB3's defaults for those that are not given.
         processing: what is done to its observations, rewards and actions.
@@ -74,7 +79,7 @@ class PolicySpec:
     def __init__(
         self,
         algorithm: type[BaseAlgorithm] | AlgorithmInfo | str = "ppo",
-        policy: str | type[Any] = "MlpPolicy",
+        policy: str | type[Any] = AUTO,
         *,
         exploration: Exploration | None = None,
         **hyperparameters: Any,
@@ -91,7 +96,8 @@ class PolicySpec:
             hyperparameters |= require(section, hyperparameters.pop(section), Named)
         self.info = info_of_class(algorithm)
         self.algorithm: type[BaseAlgorithm] = algorithm
-        self.policy = _policy_of(self.info, algorithm, policy)
+        self.is_auto = isinstance(policy, str) and policy == AUTO
+        self.policy = _policy_of(self.info, algorithm, "MlpPolicy" if self.is_auto else policy)
         given = plain_numbers(hyperparameters)  # it still has `lin_3e-4`
         self._given: dict[str, Any] = {}
         self._sections: dict[str, dict[str, Any]] = {section: {} for section in sections}
@@ -131,7 +137,14 @@ class PolicySpec:
         if defaults.keys() <= given.keys() and not override:
             return self
         settings = {**given, **defaults} if override else {**defaults, **given}
-        return PolicySpec(self.algorithm, self.policy, exploration=self.exploration, **settings)
+        policy = AUTO if self.is_auto else self.policy
+        return PolicySpec(self.algorithm, policy, exploration=self.exploration, **settings)
+
+    def with_policy(self, policy: str, network: Mapping[str, Any]) -> PolicySpec:
+        """Return this spec with another policy, and more of `policy_kwargs`."""
+        kwargs = {**(self._given.get("policy_kwargs") or {}), **network}
+        settings = {**self._given, **self._beside, **({"policy_kwargs": kwargs} if network else {})}
+        return PolicySpec(self.algorithm, policy, exploration=self.exploration, **settings)
 
     def to_plain(self) -> State | None:
         """Return the spec as plain data for `from_plain`; None if it holds the user's own classes or functions."""

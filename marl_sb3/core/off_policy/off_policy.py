@@ -20,14 +20,7 @@ from marl_sb3.core.acting.actor import Actor, not_finite_refused
 from marl_sb3.core.acting.policy import ExploringPolicy, RowNoise
 from marl_sb3.core.config.values import Count, counted, require
 from marl_sb3.core.experience import Experience
-from marl_sb3.core.learners.building import (
-    build,
-    check_action_space,
-    is_off_policy,
-    mention_flat_images,
-    processing_of,
-    stored_space,
-)
+from marl_sb3.core.learners.building import build, check_action_space, is_off_policy, processing_of, stored_space
 from marl_sb3.core.learners.finite import check_replay_update
 from marl_sb3.core.learners.learner import Learner, LearnerOptions, Pace, Update, joined_metrics
 from marl_sb3.core.learners.spec import PolicySpec
@@ -98,7 +91,6 @@ class OffPolicyLearner(Learner):
             return copy  # type: ignore[no-any-return]
         check_spaces(rows, spec.algorithm)
         check_replay(rows, spec, processing)
-        mention_flat_images(rows, spec.policy, spec.hyperparameters.get("policy_kwargs"))
         algorithm: Any = build(rows, spec, processing, options.device, seed)
         assert options.goal_rewards is not None
         stored = stored_space(processing, algorithm)

@@ -15,7 +15,7 @@ from typing_extensions import override
 from marl_sb3.core.acting.actor import Actor, not_finite_refused
 from marl_sb3.core.acting.policy import RolloutPolicy
 from marl_sb3.core.experience import Experience
-from marl_sb3.core.learners.building import build, check_rollout, mention_flat_images
+from marl_sb3.core.learners.building import build, check_rollout
 from marl_sb3.core.learners.finite import check_update
 from marl_sb3.core.learners.learner import Learner, LearnerOptions, Pace, Update
 from marl_sb3.core.learners.spec import PolicySpec
@@ -59,7 +59,6 @@ class OnPolicyLearner(Learner):
     ) -> BaseAlgorithm:
         if options.experience.learns_here:
             check_rollout(rows, spec.algorithm, spec.values["n_steps"], spec.values.get("batch_size"))
-            mention_flat_images(rows, spec.policy, spec.hyperparameters.get("policy_kwargs"))
         buffer_class = cls.buffer_classes[isinstance(rows.group.observation_space, spaces.Dict)]
         return build(rows, spec, processing, options.device, seed, buffer_class)
 

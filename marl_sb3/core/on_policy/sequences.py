@@ -53,8 +53,11 @@ class WholeSequences(_Recurrent):
         own: Any = self.observations
         observations = map_arrays(lambda array: array[padded], own)
         made: Any = RecurrentDictRolloutBufferSamples if isinstance(own, dict) else RecurrentRolloutBufferSamples
-        hidden_pi, cell_pi, hidden_vf, cell_vf = (
-            self._initial_states(name, batch_inds[first], starts[first]) for name in STATES
+        before = [getattr(self, name)[batch_inds[first]] for name in STATES]  # the stored states of first transitions
+        for states in before:
+            states[starts[first]] = 0.0
+        hidden_pi, cell_pi, hidden_vf, cell_vf = (  # (layers, sequences, size) each
+            self.to_torch(np.ascontiguousarray(states.swapaxes(0, 1))) for states in before
         )
         return made(
             observations=obs_as_tensor(observations, self.device),
@@ -67,12 +70,6 @@ class WholeSequences(_Recurrent):
             episode_starts=self.to_torch(np.zeros(len(padded), dtype=np.float32)),
             mask=self.to_torch(mask.astype(np.float32)),
         )
-
-    def _initial_states(self, name: str, first: Array, starts: BoolArray) -> Any:
-        """(layers, sequences, size): the stored states before the first transitions, zero where episodes start."""
-        states = getattr(self, name)[first]
-        states[starts] = 0.0
-        return self.to_torch(np.ascontiguousarray(states.swapaxes(0, 1)))
 
 
 def _padded(starts: BoolArray) -> tuple[Array, Array, BoolArray]:

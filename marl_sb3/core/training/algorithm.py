@@ -76,6 +76,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
 
     Attributes:
         policies: policy id -> SB3 algorithm.
+        specs: policy id -> its spec, with the policy that was chosen for `auto`.
         policy_of: agent -> policy id; with an `Assignment`, the policy that plays it in evaluations.
         candidates: agent -> all policies that may play it, where an `Assignment` varies that; else empty.
         assignment: the `Assignment` that does; None without one.
@@ -136,7 +137,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
             progress_remaining=self._counters.progress_remaining,
             experience=execution.experience,
         )
-        bundle = self._setup.bundle
+        bundle, self.specs = self._setup.bundle, self._setup.specs
         self.policies, self.policy_of = bundle.policies, bundle.policy_of
         self.spaces, self.processing, self.candidates = bundle.spaces, bundle.processing, bundle.candidates
         self.n_steps, self.assignment = self._setup.n_steps, self._setup.mapping.assignment

@@ -29,7 +29,6 @@ from marl_sb3.core.training.callback import (
     with_hook,
 )
 from marl_sb3.core.training.runner import Runner
-from marl_sb3.core.vec_env.interface import Health
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.doors import WATCHERS
 from marl_sb3.errors import ConfigError
@@ -176,7 +175,11 @@ class TrainingLoop:
             if not self._runner.collect(env_steps, self):
                 return None
             taken = taken + env_steps if self._steps_of_envs is None else int(self._steps_of_envs.max())
-            self._tell_of_restarts(health)
+            if health is not None:  # there are hooks of restarts
+                now = self._runner.health
+                if now is not None and now.num_worker_restarts > health.num_worker_restarts:
+                    for each in self._restart_hooks:
+                        call_hook(each, "on_workers_restarted", now)
             due = [learner for learner in self._trained if learner.due_in() == 0]
             if due or not self._trained:
                 callback.on_rollout_end()
@@ -221,13 +224,6 @@ class TrainingLoop:
         of_step = {"step": step, "rewards": step.rewards, "dones": step.episode_done, "infos": step.infos}
         self.callback.update_locals({"self": self._model, **of_step})
         return self.callback.on_step()
-
-    def _tell_of_restarts(self, before: Health | None) -> None:
-        """Call the hooks of restarts if processes were replaced since `before`; None: there are no hooks or workers."""
-        now = None if before is None else self._runner.health
-        if now is not None and before is not None and now.num_worker_restarts > before.num_worker_restarts:
-            for each in self._restart_hooks:
-                call_hook(each, "on_workers_restarted", now)
 
     def _update(self, due: Sequence[Learner], report: IterationReport) -> None:
         """Update the policies that are due, in parallel where possible."""

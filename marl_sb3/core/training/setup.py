@@ -8,9 +8,9 @@ from typing import Any
 
 from marl_sb3.core.acting.by_agent import PolicyBundle, PolicySpaces
 from marl_sb3.core.config.algorithms import policy_files
-from marl_sb3.core.learners.building import is_off_policy
+from marl_sb3.core.learners.building import is_off_policy, processing_of
 from marl_sb3.core.learners.learner import LOCAL_EXPERIENCE, Learner, LearnerOptions, iteration_steps
-from marl_sb3.core.learners.spec import PolicySpec, policy_specs, specs_of_checkpoint
+from marl_sb3.core.learners.spec import FITTING, PolicySpec, policy_specs, specs_of_checkpoint
 from marl_sb3.core.mapping import (
     Deterministic,
     PolicyMapping,
@@ -43,7 +43,7 @@ from marl_sb3.core.training.loop import Counters
 from marl_sb3.core.training.runner import ActingPart, LocalRunner, Runner
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv, goal_rewards_of
 from marl_sb3.core.vec_env.seeding import derived_seed
-from marl_sb3.doors import ASSIGNED_RUNNERS, EACH_EPISODE, Assignment, ExperienceMaker
+from marl_sb3.doors import ASSIGNED_RUNNERS, EACH_EPISODE, Assignment, ExperienceMaker, imported
 from marl_sb3.errors import CheckpointError, ConfigError, refuse, shown
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 
@@ -129,13 +129,18 @@ def set_up(
     """
     policy_ids = resolve_policies(dict.fromkeys(policies) if isinstance(policies, Mapping) else policies, env.agents)
     mapping = policy_mapping(policy_ids, env, policy_mapping_fn, seed)
-    specs = policy_specs(policies, policy_ids, hyperparameters, env.num_envs)
+    specs = dict(policy_specs(policies, policy_ids, hyperparameters, env.num_envs))
     by_policy(evaluation_deterministic, policy_ids)  # refuses policies that do not exist
     trained = policies_that_train(policies_to_train, policy_ids)
     rows = {}
     for policy_id in policy_ids:
-        team = mapping.team_of(policy_id) if specs[policy_id].processing.team_reward else ()
+        spec = specs[policy_id]
+        team = mapping.team_of(policy_id) if spec.processing.team_reward else ()
         rows[policy_id] = rows_of_policy(env, policy_id, mapping.seats_of(policy_id), team)
+        observed = processing_of(rows[policy_id], spec.processing).observation_space
+        network = spec.hyperparameters.get("policy_kwargs")
+        if spec.is_auto and (found := imported(FITTING)(spec.algorithm, observed, network)):
+            specs[policy_id] = spec.with_policy(*found)  # which a checkpoint holds
     rollout_steps, with_replay = n_steps, []
     for policy_id, spec in specs.items():  # the `n_steps` of off-policy algorithms is that of n-step returns
         if not is_off_policy(spec.algorithm):

@@ -1,4 +1,4 @@
-"""A central critic for policies with rollouts: MAPPO (Yu et al. 2022), where the policy's algorithm is PPO.
+"""What central critics share; and those of policies with rollouts: MAPPO (Yu et al. 2022), where the algorithm is PPO.
 
 Its values take the place of the policy's own in the rollout: advantages and returns follow from them, and the update of
 the policy stays that of its algorithm, by the same kernels.
@@ -6,28 +6,80 @@ the policy stays that of its algorithm, by the same kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
 from torch import nn
 from typing_extensions import override
 
 from marl_sb3.core.acting.policy import Decision, Policy, PolicyInputs
-from marl_sb3.core.learners.learner import LearnerOptions, blas_threads
+from marl_sb3.core.learners.learner import LearnerOptions, LearnerPart, blas_threads
 from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.sb3.inference import States
 from marl_sb3.core.sb3.private import progress_remaining
+from marl_sb3.core.state.fields import Part
 from marl_sb3.core.state.randomness import generator_state, set_generator_state
 from marl_sb3.core.state.state import State, StateReader
+from marl_sb3.core.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError
 from marl_sb3.extensions.central.inputs import CentralInputs
-from marl_sb3.extensions.central.part import MOST_INPUTS, CentralPart, read_seed
 from marl_sb3.extensions.central.value_net import ValueNet
+from marl_sb3.extensions.settings import CentralSettings
 from marl_sb3.types import Array, BoolArray, FloatArray, PolicyID
+
+MOST_INPUTS = 10**6  # of a critic, in a file
+
+
+class CentralPart(LearnerPart, Part):
+    """A critic of a policy that sees the whole env; see `CriticSelector` for which.
+
+    In shards, copies of it see the envs, and note what the critic learns from.
+    """
+
+    acts = True
+
+    def __init__(self, learner: Any, spec: PolicySpec, seed: int | None, options: LearnerOptions) -> None:
+        self._learner, self._settings = learner, vars(spec)["central"]
+        assert isinstance(self._settings, CentralSettings)
+        self._seed = 0 if seed is None else seed
+        self.acts_here, self._learns_here = options.experience.acts_here, options.experience.learns_here
+        self.states = {"central_critic": self}
+
+    def check_training(self, algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
+        """Raise `ConfigError` if the critic cannot learn in a training."""
+
+    def layers(self, widths: Sequence[int]) -> list[nn.Module]:
+        """Return layers of these widths, each with its activation; the draws are those of `seeded`."""
+        return [layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.ReLU())]
+
+    def seeded(self, make: Callable[[], nn.Module]) -> Any:
+        """Make a network on the policy's device by random draws of its own: those of the policies stay as they are."""
+        with th.random.fork_rng(devices=()):
+            th.default_generator.manual_seed(self._seed)
+            return make().to(self._learner.algorithm.device)
+
+
+def watch_envs(algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
+    """Show the envs of a training to its central critics; a `WatcherMaker` that adds the watchers itself."""
+    learners = algorithm.parts.learners
+    for each in (part for learner in learners.values() for part in learner.parts if isinstance(part, CentralPart)):
+        each.check_training(algorithm, callback)
+        watcher = each.attach(algorithm.env, learners)
+        if watcher is not None and each.acts_here:  # else shards have shown the envs to its copies
+            algorithm.remove_watcher(watcher)
+            algorithm.add_watcher(watcher)
+
+
+def read_seed(saved: StateReader, own: int) -> int:
+    """Return the seed of a network that is not made yet, from what there is in its place; older files have none."""
+    return saved.integer("seed") if "seed" in saved else own
 
 
 class CentralCritic(CentralPart):

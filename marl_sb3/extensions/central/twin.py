@@ -40,9 +40,8 @@ from marl_sb3.core.training.callback import with_hook
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.step import VecStep
 from marl_sb3.errors import ConfigError
-from marl_sb3.extensions.central.critic import CentralCritic
+from marl_sb3.extensions.central.critic import MOST_INPUTS, CentralCritic, CentralPart, read_seed
 from marl_sb3.extensions.central.inputs import CentralInputs, Team, next_actions
-from marl_sb3.extensions.central.part import MOST_INPUTS, CentralPart, read_net, read_seed, saved_net
 from marl_sb3.types import Array, PolicyID
 
 # --- Replay buffers --------------------------------------------------------------------------------------------------
@@ -375,3 +374,46 @@ def _check(learner: Any, spec: PolicySpec, options: LearnerOptions) -> None:
         if is_refused:
             words = f"policy {learner.policy_id!r}: central_critic does not go with this {name}; accepted: {accepted}"
             raise ConfigError(words, key=name)
+
+
+# --- A network and its optimizer --------------------------------------------------------------------------------------
+
+_MOMENTS = {"exp_avg": None, "exp_avg_sq": 0.0}  # what Adam remembers, and the least numbers of it
+
+
+def saved_net(net: nn.Module, optimizer: th.optim.Optimizer | None = None) -> State:
+    """Return the weights of a network, and what its optimizer remembers, as plain data and arrays."""
+    moments, steps = dict[str, Array](), 0
+    for name, parameter in net.named_parameters():
+        own = {} if optimizer is None else optimizer.state.get(parameter)
+        if own:
+            steps = int(own["step"])
+            moments |= {f"{name}.{key}": own[key].cpu().numpy().copy() for key in _MOMENTS}
+    return {"weights": _weights(net), "moments": moments, "steps": steps}
+
+
+def read_net(saved: StateReader, net: nn.Module, optimizer: th.optim.Optimizer | None = None) -> None:
+    """Set a network and its optimizer to what `saved_net` returned.
+
+    Raises:
+        CheckpointError: it is of another network.
+    """
+    saved.require_names(["weights", "moments", "steps"])
+    weights = saved.like("weights", _weights(net))
+    net.load_state_dict({name: th.from_numpy(np.array(array)) for name, array in weights.items()})
+    steps = saved.integer("steps", 0)
+    if not steps or optimizer is None:
+        return
+    parameters = dict(net.named_parameters())
+    moments = saved.fields("moments")
+    moments.require_names([f"{name}.{key}" for name in parameters for key in _MOMENTS])
+    for name, own in parameters.items():
+        kept = {
+            key: th.from_numpy(moments.array(f"{name}.{key}", np.float32, own.shape, lowest)).to(own.device)
+            for key, lowest in _MOMENTS.items()
+        }
+        optimizer.state[own] = {"step": th.tensor(float(steps)), **kept}
+
+
+def _weights(net: nn.Module) -> dict[str, Array]:
+    return {name: tensor.cpu().numpy().copy() for name, tensor in net.state_dict().items()}

@@ -1,9 +1,14 @@
-"""Behaviour cloning: train a policy of any algorithm to act as recorded episodes do (Pomerleau 1991)."""
+"""Train policies on recorded episodes alone.
+
+Policies of any algorithm learn to act as the episodes do, by behaviour cloning (Pomerleau 1991); those of an algorithm
+whose own losses are made for it, such as IQL, learn by these.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,10 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch as th
 
+from marl_sb3.core.acting.actor import not_finite_refused
 from marl_sb3.core.config.settings import PolicySection
 from marl_sb3.core.config.values import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, require
 from marl_sb3.core.learners.learner import Learner
 from marl_sb3.core.metrics.names import Result
+from marl_sb3.core.off_policy.off_policy import OffPolicyLearner
+from marl_sb3.core.off_policy.replay import TransitionDictReplayBuffer, TransitionReplayBuffer
 from marl_sb3.core.sb3.tensors import reset_optimizers
 from marl_sb3.core.state.fields import Fields, Stateful, array, scalar
 from marl_sb3.core.state.randomness import generator
@@ -22,6 +30,7 @@ from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.extensions.data.demonstrations import demonstrations
 from marl_sb3.extensions.data.imitation import Minibatch, action_loss, require_masks
+from marl_sb3.extensions.data.recorded_data import fill
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
@@ -247,3 +256,98 @@ def _split(episodes: int, share: float, random: np.random.Generator) -> tuple[Ar
     order = random.permutation(episodes)
     apart = min(max(1, round(share * episodes)), episodes - 1) if share else 0
     return np.sort(order[apart:]), np.sort(order[:apart])
+
+
+# --- By the algorithm's own losses ------------------------------------------------------------------------------------
+
+
+class OfflineTraining(Stateful):
+    """The training of one policy on recorded episodes; to its caller it is like a `Cloning`.
+
+    The episodes are in the policy's replay buffer, and stay there: a training that goes on learns from them, too. A
+    pass is as many gradient steps as the data have minibatches; these are drawn as the algorithm always does.
+
+    Args:
+        learner: of the policy.
+        episodes: of its agents, at least one. All are learned from.
+        options: only the number of passes; all else is the algorithm's own.
+        learn: whether to take the data into the replay buffer, and running statistics; not if these are restored from a
+            checkpoint.
+
+    Attributes:
+        epoch: passes done.
+
+    Raises:
+        ConfigError: an option is given that the algorithm does not have.
+    """
+
+    fields: ClassVar[Fields] = {"epoch": scalar("epoch", 1), "checksum": scalar("checksum", 0, 2**32 - 1)}
+
+    def __init__(
+        self,
+        learner: Learner,
+        episodes: Sequence[RecordedEpisode],
+        options: CloningOptions,
+        *,
+        learn: bool = True,
+    ) -> None:
+        assert isinstance(learner, OffPolicyLearner)
+        self._learner, self._algorithm, self._most = learner, learner.algorithm, options.epochs
+        for name, value in options.changed().items():
+            if name != "epochs":  # it is of cloning alone
+                own = (
+                    f"its own {name}, as --set {name}={value!r}"
+                    if name in ("batch_size", "learning_rate")
+                    else "epochs"
+                )
+                learns = f"{type(self._algorithm).__name__} learns from the data by its own losses"
+                words = f"{name} is {value!r}, but it is of cloning, and {learns}; accepted: {own}"
+                raise ConfigError(words, key=name)
+        data = demonstrations(episodes, learner.rows, learner.processing, self._algorithm, learn=learn, normalize=False)
+        if learn:
+            fill(learner.buffer, data, learner.rows, "the data")
+            # The last line of a buffer that is drawn from by lines is filled by some transitions a second time: else
+            # the last ones would wait there for others that never come.
+            missing = -learner.buffer.num_transitions % learner.buffer.n_envs
+            if missing and isinstance(learner.buffer, TransitionReplayBuffer | TransitionDictReplayBuffer):
+                again = data.transitions(np.arange(missing) % len(data), np.arange(missing))
+                learner.buffer.add_transitions(again)
+        self.checksum = data.checksum()
+        self.num_episodes = len(episodes), 0
+        self._steps = math.ceil(len(data) / self._algorithm.batch_size)
+        self.epoch = 0
+
+    @property
+    def best_epoch(self) -> int:
+        """The pass whose weights the policy has: the latest."""
+        return self.epoch
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further pass is wanted."""
+        return self.epoch >= self._most
+
+    def run_epoch(self) -> Result:
+        """Pass over the data once; returns the metrics.
+
+        Raises:
+            NumericError: a loss is not finite.
+        """
+        learner = self._learner
+        learner.follow_schedules(1.0 - self.epoch / self._most)
+        with not_finite_refused(learner.policy_id, "update"):
+            self._algorithm.train(gradient_steps=self._steps, batch_size=self._algorithm.batch_size)
+        self.epoch += 1
+        return learner.finish_update(self._steps)
+
+    @staticmethod
+    def losses_in(metrics: Result) -> dict[str, float | None]:
+        """Return what to show of the metrics of a pass, by words."""
+        return {f"{name} loss": metrics[f"{name}_loss"] for name in ("critic", "actor")}
+
+    def finish(self) -> None:
+        """Do nothing: the policy is what it is, and its optimizers go on."""
+
+    def finished(self) -> AbstractContextManager[None]:
+        """See `Cloning.finished`."""
+        return nullcontext()

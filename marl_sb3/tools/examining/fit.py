@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.preprocessing import is_image_space
 
+from marl_sb3.core.extractors.images import fitting_policy
 from marl_sb3.core.learners.building import build_for_acting
 from marl_sb3.core.learners.spec import PolicySpec
 from marl_sb3.core.mapping import rows_of_policy
-from marl_sb3.core.processing.processors import LEAST_PIXELS
 from marl_sb3.core.vec_env.batched_vec_env import BatchedVecEnv
 from marl_sb3.core.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.core.vec_env.step import VecStep
@@ -55,14 +54,9 @@ def fitting(vec_env: MultiAgentVecEnv, evidence: Evidence) -> dict[str, Any]:
 
 def _group(vec_env: MultiAgentVecEnv, number: int, evidence: Evidence) -> dict[str, Any]:
     group = vec_env.groups[number]
-    observed = group.observation_space
-    # SB3's convolutions need so many pixels; the other number of the three is that of channels.
-    sees_images = is_image_space(observed) and sorted(observed.shape or ())[1] >= LEAST_PIXELS
-    policy = "CnnPolicy" if sees_images else "MlpPolicy"
-    if isinstance(observed, spaces.Dict):
-        policy = "MultiInputPolicy"
     policy_of = {agent: str(n) for n, each in enumerate(vec_env.groups) for agent in each.agents}
-    spec = PolicySpec(policy=policy, policy_kwargs={"ortho_init": False})  # which takes long for large images
+    spec = PolicySpec(policy_kwargs={"ortho_init": False})  # which takes long for large images
+    policy, network = fitting_policy(spec.algorithm, group.observation_space, None) or ("MlpPolicy", {})
     try:
         build_for_acting(rows_of_policy(vec_env, str(number), policy_of), spec, None, "cpu")
     except ConfigError as error:
@@ -72,7 +66,7 @@ def _group(vec_env: MultiAgentVecEnv, number: int, evidence: Evidence) -> dict[s
         "agents": [str(agent) for agent in group.agents],
         "observation_space": str(group.observation_space),
         "action_space": str(group.action_space),
-        "policy": policy,
+        "policy": " ".join([policy, *(f"({name}={value})" for name, value in network.items())]),
     }
 
 

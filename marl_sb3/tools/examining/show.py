@@ -119,12 +119,5 @@ def _train_command(report: Report, settings: Mapping[str, Any]) -> str:
     facts, words = report.facts, ["python -m marl_sb3.train", shlex.quote(report.env)]
     words += [] if facts["algorithm"] == "ppo" else [f"--algo {facts['algorithm']}"]
     words += ["--policies per_agent"] if facts["policies"] == "per_agent" else []
-    classes = {group["policy"] for group in facts["groups"]}
-    if classes != {"MlpPolicy"} and len(classes) == 1:
-        words.append(f"--set policy={classes.pop()}")
-    elif classes != {"MlpPolicy"}:
-        policies = {agent: group["policy"] for group in facts["groups"] for agent in group["agents"]}
-        others = [(agent, name) for agent, name in policies.items() if name != "MlpPolicy"]
-        words += [f"--set {shlex.quote(f'{agent}.policy={name}')}" for agent, name in others]
     words += [f"--set {shlex.quote(f'{name}={value}')}" for name, value in settings.items()]
     return " ".join(words)

@@ -342,16 +342,18 @@ def _changeable(space: Space, *, is_given: bool) -> Space:
 
 
 def _picked_rollouts(search: Search, factory: EnvFactory | None) -> dict[str, Any] | None:
-    """Settings of the rollouts that `train` would pick in an env without a preset; None if it would pick none."""
+    """Settings of rollouts and policies that `train` would pick in an env without a preset; None: it picks none."""
     config = search.config({}, picks_rollouts=True)
     if not config.picks_rollouts:
         return None
     with _built(config, factory) as run:
         picked = run.config
-    own = {policy: {"n_steps": each["n_steps"]} for policy, each in picked.policy_settings.items() if "n_steps" in each}
-    of_run = {"n_steps": picked.hyperparameters["n_steps"]} if "n_steps" in picked.hyperparameters else {}
-    entry = {**of_run, **({"policy_settings": own} if own else {})}
-    return {search.env: entry} if picked.picks_rollouts else None
+    names = [*(["n_steps"] if picked.picks_rollouts else []), "policy", "policy_kwargs"]
+    own = {each: {name: its[name] for name in names if name in its} for each, its in picked.policy_settings.items()}
+    entry = {name: picked.hyperparameters[name] for name in names[:-2] if name in picked.hyperparameters}
+    entry |= {} if picked.policy == "MlpPolicy" else {"policy": picked.policy}
+    entry |= {"policy_settings": own} if any(own.values()) else {}
+    return {search.env: entry} if entry else None
 
 
 def _require_same(before: Search, search: Search, folder: Path) -> None:

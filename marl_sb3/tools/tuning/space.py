@@ -176,7 +176,7 @@ _SUGGEST: Mapping[str, Callable[[Any, str, tuple[Any, ...]], Any]] = {
 _LINE = re.compile(r"lin_\d*\.?\d+(?:e-?\d+)?")
 _LEAST_AT_AN_EDGE = 5  # trials
 # The networks that SB3 makes if `policy_kwargs.net_arch` is not given, by algorithm; with `CnnPolicy`, there is none
-# but the convolutions.
+# but SB3's convolutions.
 _NETWORKS: Mapping[str, Any] = {
     **{name: [64, 64] for name in ("ppo", "a2c", "trpo", "recurrent_ppo")},
     **{name: [64, 64] for name in ("maskable_ppo", "maskable_a2c", "maskable_trpo", "maskable_recurrent_ppo")},
@@ -328,7 +328,8 @@ def setting(config: TrainConfig, name: str) -> Any:
     for part in (rest if of_one else name).split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
     if found is None and name.endswith("policy_kwargs.net_arch"):
-        return [] if policy.policy == "CnnPolicy" else _NETWORKS.get(policy.algo)
+        has_own = "features_extractor_class" in (policy.hyperparameters.get("policy_kwargs") or {})
+        return [] if policy.policy == "CnnPolicy" and not has_own else _NETWORKS.get(policy.algo)
     return _OF_NETWORKS.get(name.rpartition(".")[2]) if found is None and "policy_kwargs." in name else found
 
 

@@ -15,7 +15,7 @@ from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.acting.policy import PolicyInputs
-from marl_sb3.core.acting.recurrent import RecurrentRolloutPolicy
+from marl_sb3.extensions.fast.contrib import RecurrentRolloutPolicy
 from marl_sb3.extensions.fast.coverage import actor_critic_coverage
 
 NETWORK = {"net_arch": [], "lstm_hidden_size": 3, "n_lstm_layers": 2}

@@ -20,6 +20,7 @@ from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies
 from marl_sb3.core import policies as networks
 from marl_sb3.core.config.algorithms import algorithm_info
 from marl_sb3.core.config.networks import CLASSES
+from marl_sb3.core.extractors.images import ImageFeatures
 from marl_sb3.core.policies import resolve_policy_kwargs
 from marl_sb3.extensions.fast.builtin import ALGORITHMS
 from marl_sb3.train import main as train
@@ -185,28 +186,69 @@ WITH_CNN = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("algo", "settings", "width", "warns"),  # no other test has images of this width
-    [
-        ("ppo", {"policy": "MlpPolicy"}, 41, True),
-        ("dqn", {"policy": "MlpPolicy", "buffer_size": 9}, 42, True),
-        ("ppo", {"policy": "CnnPolicy"}, 43, False),
-        ("ppo", {"policy": "MlpPolicy", "policy_kwargs": {"features_extractor_class": "NatureCNN"}}, 44, False),
-    ],
-)
-def test_images_for_a_policy_without_convolutions_are_mentioned_once(
-    algo: str, settings: dict[str, Any], width: int, warns: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    spec = PolicySpec(algorithm_info(algo).algorithm_class, **settings)
-    for _ in range(2):
-        images = spaces.Box(0, 255, (1, 36, width), np.uint8)
-        env = make_vec_env(SampledEnv, observation_space=images, action_space=spaces.Discrete(3))
-        MultiAgentAlgorithm(env, {"shared": spec}, n_steps=64, device="cpu")
-    words = f"images of shape (1, 36, {width}), which MlpPolicy takes as {36 * width} separate numbers; policy=CnnPoli"
-    assert caplog.text.count(words) == warns
+def image(*shape: int, kind: Any = np.uint8, high: int = 255) -> spaces.Box:
+    return spaces.Box(0, high, shape, kind)
+
+
+GRID = image(7, 7, 3)
+WITH_GRID = spaces.Dict({"grid": GRID, "direction": spaces.Discrete(4)})
+# What is observed -> the algorithm, its policy by default, and that of its features extractor
+FITTING: dict[str, tuple[str, spaces.Space[Any], str, str]] = {
+    "numbers": ("ppo", NUMBERS, "MlpPolicy", "FlattenExtractor"),
+    "a matrix": ("ppo", spaces.Box(0, 1, (8, 8)), "MlpPolicy", "FlattenExtractor"),
+    "a board of codes": ("ppo", spaces.Box(-1, 1, (6, 7, 2), np.int8), "MlpPolicy", "FlattenExtractor"),
+    "a few cells": ("ppo", image(3, 3, 3), "MlpPolicy", "FlattenExtractor"),
+    "images": ("ppo", image(36, 40, 3), "CnnPolicy", "NatureCNN"),
+    "frames": ("ppo", image(4, 36, 36), "CnnPolicy", "NatureCNN"),
+    "gray": ("dqn", image(36, 36), "CnnPolicy", "ImageFeatures"),
+    "frames of images": ("ppo", image(2, 36, 40, 3), "CnnPolicy", "ImageFeatures"),
+    "a grid": ("a2c", GRID, "CnnPolicy", "ImageFeatures"),
+    "a grid with memory": ("recurrent_ppo", GRID, "CnnLstmPolicy", "ImageFeatures"),
+    "a grid of truth values": ("ppo", image(10, 10, 10, kind=np.bool_, high=1), "CnnPolicy", "ImageFeatures"),
+    "maps": ("ppo", image(2, 9, 9, kind=np.float32), "CnnPolicy", "ImageFeatures"),
+    "a grid without convolutions": ("crossq", GRID, "MlpPolicy", "FlattenExtractor"),
+    "parts": ("ppo", spaces.Dict({"a": NUMBERS, "b": image(36, 36, 3)}), "MultiInputPolicy", "CombinedExtractor"),
+    "a grid among parts": ("ppo", WITH_GRID, "MultiInputPolicy", "ImageFeatures"),
+}
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_by_default_networks_fit_what_is_observed(name: str, tmp_path: Path) -> None:
+    algo, observed, policy, extractor = FITTING[name]
+    actions = spaces.Box(-1, 1, (1,)) if algo == "crossq" else spaces.Discrete(3)
+    settings = {"dqn": {"buffer_size": 9}, "crossq": {"buffer_size": 9}, "a2c": {}}.get(algo, {"batch_size": 4})
+    env = make_vec_env(SampledEnv, observation_space=observed, action_space=actions)
+    made = MultiAgentAlgorithm(env, {"p": PolicySpec(algo, **settings)}, n_steps=4, seed=1, device="cpu")
+    made.learn(4)
+    network: Any = made.policies["p"].policy
+    assert made.specs["p"].policy == policy
+    assert type(getattr(network, "actor", getattr(network, "q_net", network)).features_extractor).__name__ == extractor
+    seen, loaded = {agent: observed.sample() for agent in env.agents}, load_policies(made.save(tmp_path / "saved"))
+    assert loaded.predict(seen, deterministic=True) == made.predict(seen, deterministic=True)
+
+
+PICTURE = np.random.default_rng(0).integers(0, 256, (3, 6, 8)).astype(np.uint8)  # channels, height, width
+# The space as SB3 prepares it, the picture in it, and what `arguments_for` says of it
+FORMS: dict[str, tuple[spaces.Box, Any, dict[str, Any]]] = {
+    "channels last": (image(6, 8, 3, kind=np.float32), PICTURE.transpose(1, 2, 0) / 255, {}),
+    "frames of gray images": (image(3, 6, 8, 1), PICTURE[..., None], {}),
+    "frames side by side": (image(6, 24), np.concatenate(PICTURE, axis=1), {"frames": 3}),
+    "maps side by side": (image(1, 6, 24, kind=np.float32), np.concatenate(PICTURE, axis=1)[None] / 255, {"frames": 3}),
+    "transposed": (image(8, 3, 6), PICTURE.transpose(2, 0, 1) / 255, {"shapes": {"": (3, 6, 8)}}),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_images_are_read_alike_wherever_their_axes_are(name: str) -> None:
+    space, picture, arguments = FORMS[name]
+    known, other = ImageFeatures(image(3, 6, 8)), ImageFeatures(space, **arguments)
+    other.load_state_dict(known.state_dict())
+    one, another = (th.as_tensor(np.array(each)[None], dtype=th.float32) for each in (PICTURE / 255, picture))
+    np.testing.assert_allclose(known(one).detach(), other(another).detach(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", WITH_CNN)
 def test_images_go_through_convolutions_in_every_algorithm_that_has_them(name: str) -> None:
     """All but CrossQ, for which sb3-contrib has none."""
     trained_by(name, IMAGES, "CnnPolicy", TINY_CNN, "features_extractor.cnn.0")
+    trained_by(name, GRID, "auto", TINY_CNN, "features_extractor.networks.0.0")

@@ -329,7 +329,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         (
             {"policy": "MultiInputPolicy"},
             None,
-            "policy 'a': PPO raised: .*'spaces'; accepted by MultiInputPolicy: Dict observations, with .*; the agents",
+            "policy 'a': PPO raised: .*'spaces'; the agents observe Box.*; accepted for it: policy=auto",
         ),
         ({"seed": -1}, "seed", "seed is -1; accepted: an integer from 0 to 4294967295, or null"),
         ({"n_threads": 0}, "n_threads", "n_threads is 0; accepted: an integer of at least 1"),

@@ -17,7 +17,7 @@ import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, SwappedAssignment, make_vec_env
 from marl_sb3.core.state.state import StateReader
 from marl_sb3.errors import CheckpointError
-from marl_sb3.extensions.central.part import CentralPart
+from marl_sb3.extensions.central.critic import CentralPart
 from marl_sb3.extensions.central.twin import TwinCritics
 from marl_sb3.extensions.remote.sharded_vec_env import make_sharded_vec_env
 

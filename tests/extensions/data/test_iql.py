@@ -16,11 +16,10 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from toy_envs import NoisyEnv
 
 from marl_sb3 import IQL, ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.extensions.data.cloning import Cloning, CloningOptions
+from marl_sb3.extensions.data.cloning import Cloning, CloningOptions, OfflineTraining
 from marl_sb3.extensions.data.dataset import PolicyData
 from marl_sb3.extensions.data.demonstrations import require_episodes
 from marl_sb3.extensions.data.iql import advantage_weights, expectile_loss
-from marl_sb3.extensions.data.offline import OfflineTraining
 
 SEEN = spaces.Box(-1, 1, (3,))
 ACTIONS = {"Box": spaces.Box(-2, 2, (2,)), "Discrete": spaces.Discrete(3)}

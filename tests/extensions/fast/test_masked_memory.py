@@ -16,7 +16,7 @@ from toy_envs import CHOICES, Forbidding, NoisyEnv
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.core.acting.policy import PolicyInputs
-from marl_sb3.core.acting.recurrent import RecurrentRolloutPolicy
+from marl_sb3.extensions.fast.contrib import RecurrentRolloutPolicy
 from marl_sb3.extensions.fast.masked_on_policy import MaskableMemoryPolicy
 from marl_sb3.wrappers.observations import choices_of
 

@@ -63,6 +63,7 @@ CASES: dict[str, tuple[spaces.Space, spaces.Space, str, dict[str, Any]]] = {
     "multi_discrete": (spaces.MultiDiscrete([3, 4]), spaces.MultiDiscrete([3, 2]), "MlpPolicy", {}),
     "multi_binary": (spaces.MultiBinary(4), spaces.MultiBinary(3), "MlpPolicy", {}),
     "images": (spaces.Box(0, 255, (36, 40, 3), np.uint8), spaces.Discrete(3), "CnnPolicy", TINY_CNN),
+    "grid": (spaces.Box(0, 255, (7, 9, 3), np.uint8), spaces.Discrete(3), "auto", {}),
     "dict": (MIXED, MOVES, "MultiInputPolicy", {"policy_kwargs.share_features_extractor": False}),
     "gsde": (NUMBERS, MOVES, "MlpPolicy", {"use_sde": True, "policy_kwargs.squash_output": True}),
 }

@@ -40,6 +40,7 @@ def trained(observed: spaces.Space = VECTOR, policy: str = "MlpPolicy", **proces
     [
         (VECTOR, "MlpPolicy", {**NORMALIZE, "rescale_actions": True}),
         (DICT, "MultiInputPolicy", {**NORMALIZE, "normalize_keys": ["near"]}),
+        (spaces.Box(0, 255, (7, 9, 3), np.uint8), "auto", NORMALIZE),
     ],
 )
 def test_an_onnx_graph_takes_what_the_env_shows(observed: Any, policy: str, processing: Any, tmp_path: Path) -> None:

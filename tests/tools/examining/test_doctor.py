@@ -8,13 +8,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from faulty_answers import EndsEarly, InfiniteReward, NotANumber, Raises
 from faulty_behaviour import LargeNumbers
 from gymnasium import spaces
 from healthy import Healthy
+from toy_envs import SampledEnv
 
 from marl_sb3 import doctor, make_vec_env
 from marl_sb3.core.envs.registry import env_factory
@@ -98,22 +98,10 @@ def test_an_env_is_examined_in_its_wrappers(
     assert f"python -m marl_sb3.train CartPole-v1 --set {wrapper}" in shown
 
 
-class Tiny(gymnasium.Env[Any, Any]):
-    """Shows images that SB3's convolutions do not take."""
-
-    observation_space = spaces.Box(0, 255, (7, 7, 3), np.uint8)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return self.observation_space.low, {}
-
-    def step(self, action: Any) -> Any:
-        return self.observation_space.low, 0.0, True, False, {}
-
-
-def test_small_images_are_learned_from_as_numbers() -> None:
-    evidence = Evidence()
-    assert [group["policy"] for group in fitting(make_vec_env(Tiny), evidence)["groups"]] == ["MlpPolicy"]
+def test_small_images_are_for_small_convolutions() -> None:
+    evidence, grid = Evidence(), spaces.Box(0, 255, (7, 7, 3), np.uint8)
+    env = make_vec_env(SampledEnv, observation_space=grid, action_space=spaces.Discrete(2))
+    assert fitting(env, evidence)["groups"][0]["policy"] == "CnnPolicy (features_extractor_class=image_cnn)"
     assert not evidence.reports["no-algorithm"]
 
 
