@@ -2,10 +2,8 @@
 
     python benchmarks/serving_load.py RUN [--sides NAME,...] [--clients 1,8,64] [--seconds 3] [--repeats 3]
 
-serve:        `marl_sb3.serve --backend onnx`: requests that arrive together are answered together, by ONNX Runtime
+serve:        `marl_sb3.serve`: requests that arrive together are answered together
 alone:        the same, each request answered alone
-torch:        as `serve`, by PyTorch
-torch_alone:  as `alone`, by PyTorch
 litserve:     LitServe with SB3's `predict` on batches of up to 64 requests (pip install litserve)
 lit_alone:    the same without batches of requests
 
@@ -40,7 +38,7 @@ from measure import Report, Setting, number, print_table, spread, take_turns
 
 from marl_sb3 import load_policies
 
-SIDES = ("serve", "alone", "torch", "torch_alone", "litserve", "lit_alone")
+SIDES = ("serve", "alone", "litserve", "lit_alone")
 ROWS = (1, 64)  # observations in a request
 WARM_UP_S = 0.5
 DEADLINE_S = 60.0  # for a server to answer its first request
@@ -63,7 +61,7 @@ from marl_sb3.tools.serving.predictor import Predictor
 
 folder, port, side = sys.argv[1:]
 api = Api(
-    Predictor(SavedRun.open(folder, makes_env=False), backend="torch" if "torch" in side else "onnx"),
+    Predictor(SavedRun.open(folder, makes_env=False)),
     Limits(),
     reload_s=0.0,
     settled=gc.freeze,

@@ -488,7 +488,7 @@ def test_servers_are_measured_by_their_clients(
     put(module, {"served": served, "WARM_UP_S": 0.02, "ROWS": (1,)}, monkeypatch)
     settings = {"n_steps": 4, "batch_size": 4, "policy_kwargs": {"net_arch": [4]}}
     marl_sb3.train("arena", timesteps=4, n_envs=1, seed=1, settings=settings, run_dir=in_tmp / "run")
-    options = ["--sides", "torch", "--clients", "2", "--seconds", "0.3", "--repeats", "1", "--json", "figures.json"]
+    options = ["--sides", "serve", "--clients", "2", "--seconds", "0.3", "--repeats", "1", "--json", "figures.json"]
     module.main([str(in_tmp / "run"), *options])
     results = written()["results"]
     assert set(results) == {"torch, 2 x 1"}

@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
@@ -57,11 +57,6 @@ class ServeOptions:
     reload_s: Annotated[
         float, Meta(ge=0), "--reload-s S", "seconds between checks for a newer checkpoint, 0 for none; default: 5"
     ] = 5.0
-    backend: Annotated[
-        Literal["torch", "onnx"],
-        "--backend",
-        "what computes actions; onnx: ONNX Runtime where it can, which answers faster; default: torch",
-    ] = "torch"
     ui: Annotated[
         bool, "--ui", "also a page for browsers that plays episodes, in which you may act for any agent; default: off"
     ]
@@ -129,13 +124,11 @@ def _api(options: ServeOptions, run: "SavedRun", limits: "Limits") -> "Api":
         from marl_sb3.tools.serving.api import Api
         from marl_sb3.tools.serving.predictor import Predictor
 
-        predictor = Predictor(run, options.checkpoint, options.backend)
+        predictor = Predictor(run, options.checkpoint)
     served = predictor.served
     print_text(f"{run.files.shown}, {served.checkpoint}, of {served.env_steps:,} env steps")
     if served.bundle.checkpoint_why:
         print_text(served.bundle.checkpoint_why)
-    for policy_id, why in served.by_torch.items():
-        print_text(f"policy {policy_id!r}: PyTorch answers; {why}")
     return Api(
         predictor,
         limits,

@@ -287,7 +287,7 @@ async def _answer(reader: asyncio.StreamReader, has_body: bool) -> tuple[int, by
 @contextmanager
 def served(run: Path, *options: str) -> Iterator[tuple[str, psutil.Process]]:
     """Serve a run in a process of its own; its address and its process."""
-    command = [sys.executable, "-m", "marl_sb3.serve", str(run), "--port", "0", "--backend", "torch", *options]
+    command = [sys.executable, "-m", "marl_sb3.serve", str(run), "--port", "0", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as made:
         try:

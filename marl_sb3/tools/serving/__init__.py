@@ -5,7 +5,7 @@
     metrics       what servers count, in Prometheus's text format
     spaces_json   observations and actions of Gymnasium spaces as JSON
     api           the routes of `serve RUN`: requests with their checks, answers, OpenAPI
-    predictor     the policies of a run: newer checkpoints, PyTorch or ONNX Runtime, one answer for requests together
+    predictor     the policies of a run: newer checkpoints, one answer for requests together
     weights       policies as one safetensors file, and back
     ui            `serve --ui`: the page, and the stage on which a game is played in it
     external      the routes of `train --external`

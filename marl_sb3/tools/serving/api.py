@@ -26,7 +26,7 @@ from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.runs.run import SavedRun
 from marl_sb3.tools.serving.guard import DEFAULT_LIMITS, Limits, Listening, RequestError, json_response, read_message
 from marl_sb3.tools.serving.http import Server
-from marl_sb3.tools.serving.predictor import Backend, Batcher, DecodedRequest, Prediction, Predictor, ServedPolicies
+from marl_sb3.tools.serving.predictor import Batcher, DecodedRequest, Prediction, Predictor, ServedPolicies
 from marl_sb3.tools.serving.spaces_json import decode, describe, encode
 from marl_sb3.types import AgentID
 from marl_sb3.wrappers.observations import OBSERVATION, choices_of
@@ -75,12 +75,11 @@ class AgentInfo(msgspec.Struct):
 
 
 class PolicyInfo(msgspec.Struct):
-    """A policy; `states`: whether it has memory, so that answers have states; `backend`: what computes its actions."""
+    """A policy; `states`: whether it has memory, so that answers have states."""
 
     algorithm: str
     action_masks: bool
     states: bool
-    backend: str
 
 
 class Info(msgspec.Struct):
@@ -348,7 +347,6 @@ class Api:
                 algorithm=type(policy).__name__,
                 action_masks=served.takes_masks(policy_id),
                 states=served.has_memory(policy_id),
-                backend="onnx" if policy_id in served.sessions else "torch",
             )
             for policy_id, policy in bundle.policies.items()
         }
@@ -432,7 +430,6 @@ def policy_server(
     tls_key: Path | None = None,
     limits: Limits = DEFAULT_LIMITS,
     reload_s: float = 5.0,
-    backend: Backend = "torch",
 ) -> Server:
     """Make a server of the policies of a run; a thread of this process serves within its context.
 
@@ -442,14 +439,13 @@ def policy_server(
         host: see `Listening`, as for `port`, `token`, `tls_cert` and `tls_key`.
         limits: of requests.
         reload_s: see `Api`.
-        backend: see `Predictor`.
 
     Raises:
         ConfigError: it is not a run folder, the port is taken, or others can reach the host without a token.
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
     listening = Listening(host, port, token, tls_cert, tls_key)
-    predictor = Predictor(SavedRun.open(run_folder, makes_env=False), checkpoint, backend)
+    predictor = Predictor(SavedRun.open(run_folder, makes_env=False), checkpoint)
     return Api(predictor, limits, reload_s=reload_s).server(listening)
 
 

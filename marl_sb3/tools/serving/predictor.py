@@ -1,19 +1,16 @@
-"""The policies of a run as they are served: batches of requests, newer checkpoints, PyTorch or ONNX Runtime."""
+"""The policies of a run as they are served: batches of requests, and newer checkpoints."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from prometheus_client.core import Metric
 
@@ -23,21 +20,18 @@ from marl_sb3.core.acting.by_agent import PolicyBundle
 from marl_sb3.core.sb3.inference import initial_states, takes_masks
 from marl_sb3.core.state.checkpoint import Checkpoint
 from marl_sb3.core.state.state import StateReader
-from marl_sb3.core.vec_env.observations import joined_observations
-from marl_sb3.errors import ConfigError, ExportError, described
+from marl_sb3.errors import ConfigError, described
 from marl_sb3.extensions.store.checkpoint_folder import with_checkpoint
 from marl_sb3.extensions.store.checkpoint_format import MANIFEST
 from marl_sb3.runs.run import SavedRun
-from marl_sb3.startup import require_extra
 from marl_sb3.tools.serving.metrics import SECONDS, SIZES, Histogram, counters, gauge, gauges
 from marl_sb3.tools.serving.weights import pack_weights
-from marl_sb3.types import AgentID, Array, PolicyID
+from marl_sb3.types import PolicyID
 
 _log = logging.getLogger(__name__)
 
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
-Backend = Literal["torch", "onnx"]  # what computes actions
 _AGAIN_S = 60.0  # after a checkpoint could not be read: the disk may have failed, not the checkpoint
 
 
@@ -66,10 +60,6 @@ class ServedPolicies:
     weights_sha256: str  # hash of `weights`
     written_s: float  # when the checkpoint was written, in seconds since 1970
     loaded_s: float  # when it was loaded
-    # of ONNX Runtime, for the policies that it answers deterministic requests of
-    sessions: Mapping[PolicyID, Any] = field(default_factory=dict)
-    # why it does not, for the others, if it was asked for
-    by_torch: Mapping[PolicyID, str] = field(default_factory=dict)
 
     @property
     def checkpoint(self) -> str:
@@ -92,19 +82,13 @@ class Predictor:
     Args:
         run: the run.
         which: see `CheckpointFolder.load`; all but a number follow the training to newer checkpoints.
-        backend: `onnx`: ONNX Runtime answers deterministic requests for policies without memory and masks, PyTorch all
-            others. The graphs are made, and compared with their policies, when a checkpoint is loaded.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it is damaged.
-        ConfigError: the packages for ONNX are not installed.
     """
 
-    def __init__(self, run: SavedRun, which: str | None = None, backend: Backend = "torch") -> None:
-        if backend == "onnx":
-            require_extra("--backend onnx", "onnx")
-        self._run, self._which, self._backend = run, which, backend
-        self._networks = threading.Lock()  # PyTorch's exporter replaces what networks are called by, in all threads
+    def __init__(self, run: SavedRun, which: str | None = None) -> None:
+        self._run, self._which = run, which
         self.served = self._load()  # what is served now
         self._tried, self._tried_s = self.served.checkpoint, 0.0
         self.failing = False  # whether the checkpoint that is asked for cannot be loaded, so that another is served
@@ -127,16 +111,7 @@ class Predictor:
         with suppress(OSError):  # a running training has removed it
             written_s = (checkpoint.folder / MANIFEST).stat().st_mtime
         digest = sha256(weights).hexdigest()
-        served = ServedPolicies(self._run.read(checkpoint), env_steps, weights, digest, written_s, loaded_s)
-        if self._backend == "torch":
-            return served
-        made = {}
-        for policy_id in served.bundle.policies:
-            with self._networks:
-                made[policy_id] = _session(served, policy_id)
-        by_torch = {policy_id: why for policy_id, why in made.items() if isinstance(why, str)}
-        sessions = {policy_id: session for policy_id, session in made.items() if policy_id not in by_torch}
-        return replace(served, sessions=sessions, by_torch=by_torch)
+        return ServedPolicies(self._run.read(checkpoint), env_steps, weights, digest, written_s, loaded_s)
 
     def reload(self) -> bool:
         """Serve a newer checkpoint if there is one that was asked for; returns whether it did.
@@ -190,59 +165,10 @@ class Predictor:
     def answer(self, requests: Sequence[DecodedRequest]) -> list[Prediction | ConfigError]:
         """Answer requests together; what is wrong with one is its own answer."""
         served = self.served
-        questions = [(asked.inputs, asked.want) for asked in requests]
-        if served.sessions:
-            by_onnx = zip(questions, _answers_of_sessions(served, requests), strict=True)
-            questions = [(inputs._replace(actions=actions), want) for (inputs, want), actions in by_onnx]
-        with self._networks:
-            answers = served.bundle.ask_together(questions)
+        answers = served.bundle.ask_together([(asked.inputs, asked.want) for asked in requests])
         return [
             answer if isinstance(answer, ConfigError) else Prediction(served.checkpoint, answer) for answer in answers
         ]
-
-
-def _answers_of_sessions(served: ServedPolicies, requests: Sequence[DecodedRequest]) -> list[dict[AgentID, Array]]:
-    """Let ONNX Runtime answer deterministic requests for policies without memory and masks."""
-    from marl_sb3.extensions.transfer.onnx_graph import by_input
-
-    answers: list[dict[AgentID, Array]] = [{} for _ in requests]
-    of_policies: dict[PolicyID, list[tuple[int, AgentID]]] = {}
-    for number, asked in enumerate(requests):
-        observations, *others = (by_agent or {} for by_agent in asked.inputs)
-        for agent in observations if asked.want.deterministic else ():
-            policy_id = served.bundle.policy_of[agent]
-            if policy_id in served.sessions and not any(agent in by_agent for by_agent in others):
-                of_policies.setdefault(policy_id, []).append((number, agent))
-    for policy_id, places in of_policies.items():
-        batch = joined_observations([requests[number].inputs.observations[agent] for number, agent in places])
-        actions, first = served.sessions[policy_id].run(["actions"], by_input(batch))[0], 0
-        for number, agent in places:
-            answers[number][agent] = actions[first : first + requests[number].rows]
-            first += requests[number].rows
-    return answers
-
-
-def _session(served: ServedPolicies, policy_id: PolicyID) -> Any:
-    """Return a session of ONNX Runtime that answers for a policy, or, as a text, why there is none."""
-    from marl_sb3.extensions.transfer.export import export_policies
-    from marl_sb3.extensions.transfer.onnx_check import open_session
-    from marl_sb3.extensions.transfer.onnx_graph import graph_of
-
-    if served.has_memory(policy_id):
-        return "the policy has a memory"
-    if served.takes_masks(policy_id):
-        return "the policy takes action masks"
-    env_spaces = served.bundle.spaces[policy_id]
-    _, space, _ = graph_of(served.bundle.processing[policy_id], *env_spaces)
-    if space is not env_spaces.observation:
-        return "its graph takes processed observations"
-    alone = replace(served.bundle, policies={policy_id: served.bundle.policies[policy_id]})
-    try:
-        with TemporaryDirectory(prefix="marl_sb3-") as folder:
-            (exported,) = export_policies(alone, "onnx", Path(folder))
-            return open_session(exported.path.read_bytes())
-    except (ConfigError, ExportError) as error:
-        return str(error)
 
 
 # --- Batches ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`serve RUN`: its routes, what they refuse, newer checkpoints, both backends, and the command."""
+"""`serve RUN`: its routes, what they refuse, newer checkpoints, and the command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from marl_sb3.serve import main
 from marl_sb3.tools.serving import predictor as predictor_module
 from marl_sb3.tools.serving.api import openapi, policy_server
 from marl_sb3.tools.serving.guard import Limits
-from marl_sb3.tools.serving.predictor import Batcher, DecodedRequest, Predictor, ServedPolicies
+from marl_sb3.tools.serving.predictor import Batcher, DecodedRequest, Predictor
 from marl_sb3.tools.serving.weights import unpack_weights
 
 SEEN = {"a": [1.0, 2.0, 3.0], "b": [-5.0, 0.25, 1000.0]}
@@ -393,46 +393,7 @@ def test_weights_make_the_same_policies_elsewhere_and_are_sent_once(run: Path, c
     assert (again.status_code, again.content) == (304, b"")
 
 
-# --- Backends and batches --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("one_onnx_registry")
-def test_onnx_runtime_answers_as_pytorch_does(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved = SavedRun.open(run, makes_env=False)
-    by_onnx, by_torch = Predictor(saved, backend="onnx"), Predictor(saved)
-    assert (by_onnx.served.sessions.keys(), by_onnx.served.by_torch) == ({"a", "b"}, {})
-    rows = np.random.default_rng(0).uniform(-1000, 1000, (8, 3)).astype(np.float32)
-    requests = [
-        DecodedRequest(AgentInputs({"a": rows, "b": rows}), rows=8),
-        DecodedRequest(AgentInputs({"b": rows[:1]})),
-        DecodedRequest(AgentInputs({"a": rows}), VALUES_TOO, 8),
-    ]
-    sampled = DecodedRequest(AgentInputs({"a": rows}), RequestedOutputs(actions=True, deterministic=False), 8)
-    for algorithm in by_onnx.served.bundle.policies.values():
-        monkeypatch.setattr(algorithm, "predict", _not_asked)  # nothing is left for PyTorch
-    for one, other in zip(by_torch.answer(requests), by_onnx.answer(requests), strict=True):
-        for agent in one.answer.actions:
-            np.testing.assert_array_equal(one.answer.actions[agent], other.answer.actions[agent])
-    with pytest.raises(AssertionError):  # PyTorch samples
-        by_onnx.answer([sampled])
-
-
-def test_what_onnx_runtime_does_not_answer_is_said(
-    run: Path, masked: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("marl_sb3.tools.serving.http.Server.run", lambda server, *_: server._socket.close())
-    assert main([str(masked), "--backend", "onnx", "--port", "0"]) == 0
-    assert "\npolicy 'shared': PyTorch answers; the policy takes action masks\n" in capsys.readouterr().out
-    monkeypatch.setattr(ServedPolicies, "has_memory", lambda *_: True)
-    found = Predictor(SavedRun.open(run, makes_env=False), backend="onnx").served
-    assert (found.sessions, found.by_torch) == ({}, dict.fromkeys("ab", "the policy has a memory"))
-    monkeypatch.setattr("marl_sb3.startup.find_spec", lambda name: None if name == "onnxruntime" else name)
-    with pytest.raises(ConfigError, match=r"--backend onnx needs onnxruntime, which is not installed; .*\[onnx\]"):
-        policy_server(run, backend="onnx")
-
-
-def _not_asked(*_: Any, **__: Any) -> None:
-    raise AssertionError
+# --- Batches --------------------------------------------------------------------------------------------
 
 
 def test_requests_that_arrive_together_are_one_batch_and_errors_stay_apart() -> None:
@@ -536,13 +497,11 @@ class OfParts(SampledEnv):
 PARTS = spaces.Dict({"move": spaces.Discrete(3, start=1), "aim": spaces.Tuple([spaces.Box(-1, 1, (2,))])})
 
 
-@pytest.mark.usefixtures("one_onnx_registry")
-@pytest.mark.parametrize("backend", ["torch", "onnx"])
-def test_actions_of_several_parts_are_answered_as_the_env_has_them(tmp_path: Path, backend: Any) -> None:
+def test_actions_of_several_parts_are_answered_as_the_env_has_them(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", timesteps=12, env=OfParts)
     action = load_policies(run).predict({"a": np.zeros(2, np.float32)}, deterministic=True)["a"]
     asked = {"observations": {"a": [[0.0, 0.0]] * 2}, "batch": 2}
-    with policy_server(run, reload_s=0, backend=backend) as server, httpx.Client(base_url=server.address) as client:
+    with policy_server(run, reload_s=0) as server, httpx.Client(base_url=server.address) as client:
         described = client.get("/info").json()["agents"]["a"]["action_space"]
         answers = [client.post("/predict", json=body).json() for body in (asked, {"observations": {"a": [0.0, 0.0]}})]
     assert described["spaces"]["move"] == {"kind": "Discrete", "n": 3, "start": 1}
