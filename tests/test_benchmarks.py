@@ -491,11 +491,11 @@ def test_servers_are_measured_by_their_clients(
     options = ["--sides", "serve", "--clients", "2", "--seconds", "0.3", "--repeats", "1", "--json", "figures.json"]
     module.main([str(in_tmp / "run"), *options])
     results = written()["results"]
-    assert set(results) == {"torch, 2 x 1"}
+    assert set(results) == {"serve, 2 x 1"}
     for (found,) in results.values():
         assert found["requests_per_s"] > 0
         assert 0 < found["p50_ms"] <= found["p99_ms"]
-    assert "torch, 2 x 1" in capsys.readouterr().out
+    assert "serve, 2 x 1" in capsys.readouterr().out
 
 
 # --- serving_soak ----------------------------------------------------------------------------------------------------
