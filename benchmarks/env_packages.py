@@ -162,7 +162,8 @@ def install(package: Package, folder: Path, timeout_s: float) -> str:
     pip = [sys.executable, "-m", "pip", "--python", python_of(folder), "install", "--quiet", "--no-compile"]
     code, _, errors = run([*pip, *needed, *package.install], timeout_s, folder, {})
     if code:
-        return " ".join(line for line in errors.splitlines() if line.startswith("ERROR:")) or last_words(errors)
+        said = " ".join(line for line in errors.splitlines() if line.startswith("ERROR:")) or last_words(errors)
+        return re.sub(r"(\S+)==\S+,(?: \1==\S+,)+", r"\1,", said)  # not all versions that were tried
     installed.write_text(" ".join(package.install), encoding="utf-8")
     return OK
 
