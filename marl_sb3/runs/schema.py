@@ -116,9 +116,7 @@ _Wrappers = Annotated[
     str | Sequence[Any] | Mapping[Any, Any] | None,
     Meta(description="a name of a wrapper, {name: arguments}, a list of these, or null"),
 ]
-_Weights = Annotated[
-    Sequence[float], Meta(min_length=1, description="a list of numbers, such as [1, 0.5], of at least one")
-]
+_Weights = Annotated[Sequence[float], Meta(min_length=1, description="a list of numbers, such as [1, 0.5]")]
 _Callbacks = Annotated[
     Sequence[Any] | None, Meta(description="a list of MODULE:CLASS, or {MODULE:CLASS: {argument: value}}; or null")
 ]
@@ -214,8 +212,7 @@ class TrainConfig:
     # wrappers of a Gymnasium env, the innermost first: names, or `{name: arguments}`, as in files of rl-baselines3-zoo;
     # the names are those of a table. None: no wrappers.
     env_wrapper: _Wrappers = None
-    # weight of each number, where the env pays an agent several in a step: it learns from the weighted sum, and the sum
-    # of each over an episode is a metric, `custom_metrics/reward_0_mean` and so on. None: the env pays one number.
+    # weights of the numbers where an env pays several in a step; metrics have each of them. None: it pays one number.
     reward_weights: _Weights | None = None
     # env steps after which all agents of an env are truncated, if its episode is not over before. None: the env alone
     # ends its episodes.
