@@ -51,7 +51,7 @@ class FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class WeighRewards(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Makes one reward of several: their weighted sum. The episode's sum of each is a metric, `reward_0` and so on.
+    """Makes one reward of several: their weighted sum. The episode's sum of each is a metric, reward_0 and so on.
 
     Args:
         env: the env; it pays an array in each step.

@@ -92,7 +92,6 @@ KNOWN = {
     "tools/viewing/report.py": {"yaml.safe_load": "text of this process"},
     "tools/serving/client.py": {"json.loads": "an answer of the server that the user has named"},
     "tools/serving/guard.py": {"msgspec.json.decode": "a body within its limits; refused for all that it raises"},
-    "tools/serving/predictor.py": {"exported.path.read_bytes": "in a temporary folder"},
     "tools/scaffolding/__init__.py": {
         "(_TEMPLATES / f'{kind}{template}').read_text": "a file of the package",
         "(folder / file).write_text": "in a folder that this call has made",
