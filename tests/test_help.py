@@ -19,7 +19,7 @@ OPTIONS = {
     "report": 5,
     "export": 16,
     "imitate": 22,
-    "serve": 20,
+    "serve": 19,
     "plot": 9,
     "compare": 6,
     "match": 15,

@@ -12,7 +12,6 @@ images gains nothing.
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -28,6 +27,7 @@ from marl_sb3.core.on_policy.rollout import MaskedDictRolloutBuffer, MaskedRollo
 from marl_sb3.core.sb3.private import torch_members
 from marl_sb3.core.vec_env.observations import map_arrays
 from marl_sb3.extensions.fast.coverage import has_replaced_methods, replaced_method
+from marl_sb3.systems import IS_WINDOWS
 
 _KNOWN_BUFFERS = (RolloutBuffer, DictRolloutBuffer, MaskedRolloutBuffer, MaskedDictRolloutBuffer)
 _SAMPLED = ("actions", "values", "log_probs", "advantages", "returns")  # in the order of `RolloutBufferSamples`
@@ -129,9 +129,7 @@ def keep_freed_memory() -> None:
 
     Other systems and C libraries are left as they are.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = None if IS_WINDOWS else getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, 128 << 20)
         mallopt(_TRIM_THRESHOLD, 1 << 30)

@@ -109,7 +109,7 @@ for path in sys.argv[1:]:
 
 
 def test_stock_sb3_opens_the_zips_without_marl_sb3_and_predicts_the_same(tmp_path: Path) -> None:
-    runs = {case: run_of(case, tmp_path / case) for case in CASES}
+    runs = {case: run_of(case, tmp_path / case) for case in CASES if case != "grid"}  # its network is marl_sb3's own
     paths = {case: export_policies(run.bundle(), "sb3", tmp_path / case / "out")[0].path for case, run in runs.items()}
     for case, path in paths.items():
         observations = batch(CASES[case][0], 9)
