@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _EPILOG = """\
 sb3   POLICY.zip, which stable_baselines3.PPO.load opens without marl_sb3
-      (but for networks of marl_sb3's own, such as image_cnn)
 onnx  POLICY.onnx, which any ONNX runtime opens; needs
       pip install -c constraints.txt '.[onnx]'
         inputs   a batch of observations of the env: observation, or

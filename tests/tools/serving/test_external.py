@@ -327,8 +327,10 @@ def test_a_signal_ends_a_training_whose_clients_are_silent(
                 client.log_returns(episode, rewards)
             if steps:
                 client.get_action(episode, seen)
+            wait_for(lambda: signal.getsignal(signal.SIGTERM) is not before)  # else it ends this process
             os.kill(os.getpid(), signal.SIGTERM)
 
+    before = signal.getsignal(signal.SIGTERM)
     with external_server(run.algorithm) as server:
         thread = in_thread(play)
         execute(run)
