@@ -81,11 +81,11 @@ class WeighRewardsOfAgents(BaseParallelWrapper):  # type: ignore[misc]
     def step(self, actions: Mapping[AgentID, Any]) -> tuple[dict[AgentID, Any], ...]:
         """Step the env; the info of each agent has its rewards."""
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
-        paid = {}
+        paid, noted = {}, dict(infos)
         for agent, of_agent in rewards.items():
             paid[agent], parts = _weighed(of_agent, self._weight)
-            infos = {**infos, agent: {**infos.get(agent, {}), **parts}}
-        return observations, paid, terminated, truncated, infos
+            noted[agent] = {**infos.get(agent, {}), **parts}
+        return observations, paid, terminated, truncated, noted
 
 
 def _weighed(rewards: Any, weight: Sequence[float] | None) -> tuple[float, dict[str, float]]:
